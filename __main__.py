@@ -1,5 +1,7 @@
-"""python -m graft_nodes: the command line (run, plan, editor, doctor)."""
+"""The command line (run, plan, editor, doctor): python -m graft_nodes, or Python with this folder's path."""
 
+import importlib
+import importlib.util
 import os
 import sys
 
@@ -16,42 +18,32 @@ def main(argv: list[str] | None = None) -> int:
         return signals.say_stopped()
 
 
-def _not_a_module() -> str:
-    """Why `python __main__.py` and `python FOLDER` do not run, and what does."""
-    folder = os.path.dirname(os.path.abspath(__file__))
-    parent, name = os.path.split(folder)
-    message = (
-        f"graft_nodes: {__file__} is a part of a package and does not run by itself. Install the package once,\n"
-        f'  {_quoted(sys.executable)} -m pip install -e "{folder}[standalone]"\n'
-        "and run `graft`, or run the folder as a module:\n"
-    )
-    if "." in name:
-        renamed = name.replace(".", "_")
-        message += f'  rename it to "{renamed}", as a module has no dot in its name, then '
-        return message + _as_module(parent, renamed)
-    return f"{message}  {_as_module(parent, name)}"
-
-
-def _as_module(parent: str, name: str) -> str:
-    words = (sys.executable, "-m", name, *(sys.argv[1:] or ["doctor"]))
-    return f'cd "{parent}" && {" ".join(map(_quoted, words))}\n'
-
-
-def _quoted(word: str) -> str:
-    """A word as every shell takes it for one."""
-    return f'"{word}"' if " " in word else word
-
-
-def _leave_current_folder() -> None:
-    """Remove the current folder from sys.path, so that a file there with the name of a host module is not imported
-    instead.
+def _leave_folders() -> None:
+    """Remove the current folder and this one from sys.path, so that a file there with the name of a host module is not
+    imported instead.
     """
-    if not getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
-        sys.path[:1] = [entry for entry in sys.path[:1] if entry not in ("", os.getcwd())]
+    folders = ("", os.getcwd(), os.path.dirname(__file__), os.path.dirname(os.path.abspath(__file__)))
+    if __package__ and getattr(sys.flags, "safe_path", False):  # Python 3.10 has no such flag
+        return
+    sys.path[:1] = [entry for entry in sys.path[:1] if entry not in folders]
+
+
+def _load_folder() -> None:
+    """Import this folder as the package graft_nodes, whatever the folder is called and wherever Python looks for
+    packages: that of the Windows portable looks in its own folders alone.
+    """
+    folder = os.path.dirname(os.path.abspath(__file__))
+    spec = importlib.util.spec_from_file_location(
+        "graft_nodes", os.path.join(folder, "__init__.py"), submodule_search_locations=[folder]
+    )
+    assert spec is not None and spec.loader is not None
+    sys.modules["graft_nodes"] = package = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(package)
 
 
 if __name__ == "__main__":
-    if not __package__:
-        sys.exit(_not_a_module())
-    _leave_current_folder()
+    _leave_folders()
+    if not __package__:  # Python was given the folder's path, or this file's
+        _load_folder()
+        main = importlib.import_module("graft_nodes.__main__").main
     sys.exit(main())

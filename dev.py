@@ -10,7 +10,9 @@ python dev.py front-ends [VERSION …] [pytest arguments]  run the tests that de
                                         ComfyUI that COMFYUI_PATH names
 python dev.py write                     write what follows from the nodes' declarations: the record of inputs, the
                                         English texts, the tables of docs/coming_from.md, and the templates
-python dev.py check                     formatter, linters, type checker, known vulnerabilities of the packages
+python dev.py check                     formatter, linters, type checker, links of the documents' site, known
+                                        vulnerabilities of the packages
+python dev.py site                      the documents' site alone, in build/site
 python dev.py host [pytest arguments]   run the tests on each ComfyUI that COMFYUI_PATH names, one after another, or on
                                         ~/ComfyUI
 python dev.py newer-torch [test|host|browser] [pytest arguments]  run these tests (test, if none is named) on a newer
@@ -85,6 +87,15 @@ UNLOCKED = ("torch", "triton")
 UNLOCKED_FAMILIES = ("nvidia-", "cuda-")
 
 TYPED_PACKAGES = ("settings", "storage", "patches", "ema", "training", "host", "nodes", "demo", "headless")
+SITE_PAGES = (
+    "README.md",
+    "docs",
+    "web/docs",
+    "comfyui_api_stubs/README.md",
+    "CHANGELOG.md",
+    "CONTRIBUTING.md",
+    "SECURITY.md",
+)
 ONE_THREAD = {"OMP_NUM_THREADS": "1", "GRAFT_TEST_THREADS": "1"}  # a test process computes on one core
 EMBEDDED_HOST_TESTS = "comfyui_api_stubs/tests"  # with settings of their own, in its pyproject.toml
 TIERS = ("test", "host", "browser")  # what runs on a newer torch too
@@ -298,12 +309,13 @@ def long_run(name: str, arguments: list[str]) -> None:
 
 
 def check() -> None:
-    """Run the formatter, the linters and the type checker, and look for known vulnerabilities."""
+    """Run the formatter, the linters and the type checker, build the site, and look for known vulnerabilities."""
     install("develop")
     run("-m", "ruff", "format", "--check", ".")
     run("-m", "ruff", "check", ".")
     check_types()
     check_javascript()
+    site()
     audit()
 
 
@@ -333,6 +345,18 @@ def mypy(name: str, linked: dict[str, Path], arguments: list[str]) -> None:
         (folder / link).symlink_to(path, target_is_directory=path.is_dir())
     settings = ("--config-file", str(ROOT / "pyproject.toml"))
     run("-m", "mypy", *settings, *arguments, environment={"MYPYPATH": str(folder)}, folder=folder)
+
+
+def site() -> None:
+    """Build the documents' site into build/site; leave with an error when a link leads nowhere."""
+    install("develop")
+    pages = ROOT / "build" / "pages"
+    shutil.rmtree(pages, ignore_errors=True)
+    for name in SITE_PAGES:
+        link = pages / ("index.md" if name == "README.md" else name)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        link.symlink_to(ROOT / name)
+    run("-m", "mkdocs", "build", "--strict", "--quiet", environment={"NO_MKDOCS_2_WARNING": "1"})
 
 
 def check_javascript() -> None:
@@ -423,7 +447,7 @@ def main(arguments: list[str]) -> None:
     if sys.version_info < (3, 11):
         version = sys.version.split()[0]
         sys.exit(f"dev.py needs Python 3.11 or newer, and this is {version} (inside ComfyUI, Graft runs on 3.10 too)")
-    alone = {"demo": demo, "write": write, "check": check, "long": long, "lock": lock}
+    alone = {"demo": demo, "write": write, "check": check, "site": site, "long": long, "lock": lock}
     with_arguments = {
         "test": test,
         "browser": browser,

@@ -2,10 +2,12 @@
 
 python dev.py gpu [PART …] [--device cuda] [--minutes 8.6] [--comfyui DIR] [--out build/gpu] [--tiny]
 
-Parts: lane, resume, nccl, nodes, todo, stack, compile, ema, training; all of them without a name. Each runs in a
-process of its own, for its share of the time. gpu.json and gpu.md in the folder of --out say what came out; NAME.log
-there is what a part printed. What a device cannot do is named with the reason, and so is what was cut because its time
-was over. A part that fails is named with its error, the others go on, and the exit status is 1.
+Parts: step, paged, stack, ring, flux, training, interruptions, optimizers, precision, todo, lane, ema, resume, nccl,
+compile, nodes; all of them without a name, in this order, what decides most first. Each runs in a process of its own,
+for its share of the time. gpu.json and gpu.md in the folder of --out say what came out; NAME.log there is what a part
+printed. What a device cannot do is named with the reason, and so is what was cut because its time was over. Each row
+has a bound: a case with a row beyond it, or with an error, fails and is named, the others go on, and the exit status is
+1. Where sizes are tiny or the device is no GPU, bounds on seconds and memory are shown, and fail nothing.
 
 It runs in the Python that starts it and installs nothing. That Python needs torch, numpy, safetensors, Pillow and
 PyYAML; pytest, hypothesis, psutil, peft, diffusers and ema-pytorch for some cases. ComfyUI is the checkout of

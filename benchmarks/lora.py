@@ -64,7 +64,12 @@ def lora(model: nn.Module, rank: int, seed: int, change: float = 0.01) -> dict[s
 
 CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
 # (relative, absolute) of a merged weight against float64: a rounding to the nearest, in fp8 to one of both neighbors.
-TOLERANCES = {torch.float8_e4m3fn: (2**-3, 2**-9), torch.bfloat16: (2**-7, 1e-5), torch.float32: (2**-20, 1e-6)}
+TOLERANCES = {
+    torch.float8_e4m3fn: (2**-3, 2**-9),
+    torch.bfloat16: (2**-7, 1e-5),
+    torch.float16: (2**-10, 1e-5),
+    torch.float32: (2**-20, 1e-6),
+}
 
 
 def load(patcher: Any) -> None:

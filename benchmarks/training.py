@@ -16,6 +16,7 @@ everything runs. Needs diffusers and peft (extra `test`).
 from __future__ import annotations
 
 import argparse
+import contextlib
 import functools
 import inspect
 import json
@@ -28,11 +29,14 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import torch
-from device_timer import peak_mb, reset_peak, wait
+from device_timer import MB, peak_mb, reset_peak, wait
+from torch import nn
 
 ROOT = Path(__file__).resolve().parents[1]
 MULT, HEADS, SIDE, BATCH, RANK, PICTURES, TOKENS = (1, 2, 4), 8, 32, 2, 16, 8, 16
@@ -41,7 +45,30 @@ SHAPES: dict[str, dict[str, Any]] = {  # channels and context width; unless give
     "small": {"channels": 32, "context": 32},
     "400M": {"channels": 320, "context": 768},  # for a GPU, which 66M would leave idle
     "sd15": {"channels": 320, "context": 768, "mult": (1, 2, 4, 4), "attention": (1, 1, 1, 0), "blocks": 2},
+    "sdxl": {  # at 1,024 pixels
+        "channels": 320,
+        "context": 2048,
+        "attention": (0, 2, 10),
+        "blocks": 2,
+        "head_channels": 64,
+        "adm": 2816,
+        "side": 128,
+        "batch": 1,
+        "tokens": 77,
+    },
 }
+SHAPES["tiny"] = {  # SDXL's in small, to try what measures that one
+    **SHAPES["sdxl"],
+    "channels": 32,
+    "context": 32,
+    "mult": (1, 2),
+    "attention": (0, 1),
+    "blocks": 1,
+    "head_channels": 16,
+    "side": 8,
+    "tokens": 4,
+}
+POOLED = 1280  # what SDXL's shape gets of its text beside the context
 CPU = torch.device("cpu")
 
 
@@ -56,13 +83,31 @@ def open_host(checkout: str, device: torch.device) -> str:
     sys.path.insert(0, str(ROOT / "tests" / "with_comfyui"))
     import open_comfyui
 
-    open_comfyui.open_checkout(checkout, cpu=device == CPU)
+    open_comfyui.open_checkout(checkout, cpu=device.type != "cuda")
     import comfyui_version
 
     return f"ComfyUI {comfyui_version.__version__}"
 
 
-def unet(size: str, device: torch.device) -> Any:
+@dataclass(frozen=True)
+class Sizes:
+    """Of latents and conditions: a side, pictures in a batch, tokens of text, and the width of the vector beside it."""
+
+    side: int
+    batch: int
+    tokens: int
+    context: int
+    adm: int | None
+
+    @classmethod
+    def of(cls, size: str) -> Sizes:
+        """Those of a shape."""
+        chosen = SHAPES[size]
+        sizes = chosen.get("side", SIDE), chosen.get("batch", BATCH), chosen.get("tokens", TOKENS)
+        return cls(*sizes, chosen["context"], chosen.get("adm"))
+
+
+def unet(size: str, device: torch.device, dtype: torch.dtype = torch.float32) -> Any:
     """A ModelPatcher, loaded on the device, around a UNet with random weights, of the open host's own classes."""
     import comfy.latent_formats
     import comfy.model_base
@@ -81,13 +126,13 @@ def unet(size: str, device: torch.device) -> Any:
         "channel_mult": list(mult),
         "transformer_depth": [depth for depth in attention for _ in range(blocks)],
         "transformer_depth_output": [depth for depth in attention for _ in range(blocks + 1)],
-        "transformer_depth_middle": 1,
+        "transformer_depth_middle": attention[-1] or 1,
         "context_dim": chosen["context"],
-        "num_heads": HEADS,
-        "num_head_channels": -1,
+        "num_heads": -1 if "head_channels" in chosen else HEADS,
+        "num_head_channels": chosen.get("head_channels", -1),
         "use_spatial_transformer": True,
-        "use_linear_in_transformer": False,
-        "adm_in_channels": None,
+        "use_linear_in_transformer": "head_channels" in chosen,
+        "adm_in_channels": chosen.get("adm"),
         "use_temporal_attention": False,
         "legacy": False,
     }
@@ -97,20 +142,23 @@ def unet(size: str, device: torch.device) -> Any:
         unet_extra_config: dict = {}  # noqa: RUF012
         latent_format = comfy.latent_formats.SD15
 
+    kind = comfy.model_base.BaseModel
+    if "adm" in chosen:
+        shape["num_classes"], kind = "sequential", comfy.model_base.SDXL
     config = Config(shape)
-    config.unet_config = {**shape, "dtype": torch.float32}
+    config.unet_config = {**shape, "dtype": dtype}
     config.manual_cast_dtype = None
-    model = comfy.model_base.BaseModel(config, comfy.model_base.ModelType.EPS, device=device)
-    draws = torch.Generator().manual_seed(0)
+    model = kind(config, comfy.model_base.ModelType.EPS, device=device)
+    draws = torch.Generator(device).manual_seed(0)
     with torch.no_grad():
         for name, p in model.diffusion_model.named_parameters():
             if p.ndim > 1:
-                p.copy_(torch.randn(p.shape, generator=draws) * p[0].numel() ** -0.5)
+                p.copy_(torch.randn(p.shape, generator=draws, device=device) * p[0].numel() ** -0.5)
             else:
                 p.fill_(1.0 if name.endswith("weight") else 0.0)
     patcher = comfy.model_patcher.ModelPatcher(model.to(device), load_device=device, offload_device=device)
     if hasattr(patcher, "cached_patcher_init"):
-        patcher.cached_patcher_init = (lambda size, **_: unet(size, device), (size,))
+        patcher.cached_patcher_init = (lambda size, **_: unet(size, device, dtype), (size,))
     return patcher
 
 
@@ -134,95 +182,154 @@ def mark(marks: list[float], device: torch.device, *_: Any) -> None:
     marks.append(time.perf_counter())
 
 
-def graft(size: str, steps: int, checkout: str, device: torch.device = CPU) -> dict[str, Any]:
-    """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first
-    few steps took.
-    """
-    where = open_host(checkout, device)
-    import torch.nn.functional as F
-    from comfy.ldm.modules.attention import attention_pytorch
-    from graft_nodes import host
-    from graft_nodes.patches.models.attention_kernels import TrainingKernel
-    from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
+def dataset(size: str) -> Any:
+    """Random latents with one caption."""
     from graft_nodes.training.data.dataset import Conditioning, Dataset
+
+    draws, sizes = torch.Generator().manual_seed(0), Sizes.of(size)
+    extras = {}
+    if sizes.adm is not None:
+        extras["pooled_output"] = torch.randn(1, POOLED, generator=draws)
+    context = torch.randn(1, sizes.tokens, sizes.context, generator=draws)
+    conditionings = {name: Conditioning(context, extras) for name in ("a", "")}
+    latents = [torch.randn(4, sizes.side, sizes.side, generator=draws) for _ in range(PICTURES)]
+    return Dataset.from_latents(latents, ["a"] * PICTURES, conditionings)
+
+
+def begun(module: nn.Module, data: Any, size: str, precision: str = "float32", average: Any = None, **more: Any) -> Any:
+    """The state before the first step of LoRA on every Linear and Conv2d; `more` are Optimizer Settings."""
     from graft_nodes.training.optimizers.settings import OptimizerSettings
-    from graft_nodes.training.run.loop import Callbacks, train
     from graft_nodes.training.state import Settings, Start, begin
-    from graft_nodes.training.trainable import install
     from graft_nodes.training.trainable.settings import AdapterSettings
 
-    patcher, draws = unet(size, device), torch.Generator().manual_seed(0)
-    conditionings = {
-        name: Conditioning(torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws)) for name in ("a", "")
-    }
-    data = Dataset.from_latents(
-        [torch.randn(4, SIDE, SIDE, generator=draws) for _ in range(PICTURES)], ["a"] * PICTURES, conditionings
-    )
-    settings = Settings(OptimizerSettings(learning_rate=1e-4, batch_size=BATCH, precision="float32"))
+    given = {"learning_rate": 1e-4, "batch_size": Sizes.of(size).batch, "precision": precision, **more}
     adapter = AdapterSettings("locon", rank=RANK, targets="all")
+    return begin(module, Start("random", data.digest, adapter, average), Settings(OptimizerSettings(**given)))
+
+
+def seconds_of_steps(state: Any, denoiser: Any, data: Any, count: int = 3) -> tuple[Any, list[float]]:
+    """Train some steps; the state after them, and the seconds of all but the first."""
+    from graft_nodes.training.run.loop import Callbacks, train
+
+    marks: list[float] = []
+    state = train(state, denoiser, data, count, Callbacks(functools.partial(mark, marks, denoiser.device)))
+    return state, [later - earlier for earlier, later in pairwise(marks)]
+
+
+class BareLoop:
+    """Forward and backward of the same frozen UNet with the same adapters and PyTorch's attention, fused AdamW, one
+    fixed batch, weights and products in `dtype`.
+    """
+
+    def __init__(self, module: nn.Module, state: Any, size: str, dtype: torch.dtype, device: torch.device) -> None:
+        from comfy.ldm.modules.attention import attention_pytorch
+        from graft_nodes.patches.models.attention_kernels import TrainingKernel
+        from graft_nodes.patches.token_downsampling.attention_override import OVERRIDE
+
+        draws, sizes = torch.Generator().manual_seed(0), Sizes.of(size)
+        self.module, self.adapter, self.dtype, self.device = module, state.start.adapter, dtype, device
+        self.trained = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in state.trained.items()}
+        self.optimizer = torch.optim.AdamW(self.trained.values(), lr=1e-4, fused=True)
+        latents = (sizes.batch, 4, sizes.side, sizes.side)
+        x, self.noise = (torch.randn(latents, generator=draws).to(device) for _ in range(2))
+        context = torch.randn(sizes.batch, sizes.tokens, sizes.context, generator=draws)
+        self.given = {"x": x.to(dtype), "context": context.to(device, dtype)}
+        if sizes.adm is not None:
+            self.given["y"] = torch.randn(sizes.batch, sizes.adm, generator=draws).to(device, dtype)
+        self.level = torch.full((sizes.batch,), 300.0, device=device)
+        self.options = {OVERRIDE: TrainingKernel(attention_pytorch)}
+
+    def seconds(self, count: int = 2) -> list[float]:
+        """Seconds of some steps, after one that is not measured."""
+        from graft_nodes.training.memory.cast_weights import cast_weights
+        from graft_nodes.training.trainable import install
+
+        spent: list[float] = []
+        with contextlib.ExitStack() as stack:
+            if self.dtype != torch.float32:
+                stack.enter_context(cast_weights(self.module, self.dtype))
+            stack.enter_context(install.attach(self.module, self.adapter, self.trained, lambda: (0, 0, "")))
+            stack.enter_context(torch.enable_grad())
+            for _ in range(count + 1):
+                with stopwatch(spent):
+                    self._step()
+        return spent[1:]
+
+    def _step(self) -> None:
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            out = self.module(timesteps=self.level, transformer_options=self.options, **self.given)
+        nn.functional.mse_loss(out.float(), self.noise).backward()
+        torch.nn.utils.clip_grad_norm_(self.trained.values(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        wait(self.device)
+
+
+def graft(
+    size: str,
+    steps: int,
+    checkout: str,
+    device: torch.device = CPU,
+    dtype: torch.dtype = torch.float32,
+    precision: str = "float32",
+) -> dict[str, Any]:
+    """Seconds a step of TrainStep's loop and of the bare loop, in turn in one process, and the memory that the first
+    few steps took; `planned` is what a plan says that a step takes, with the model.
+    """
+    where = open_host(checkout, device)
+    from graft_nodes.host import denoiser as host
+    from graft_nodes.host import memory_planning
+
+    patcher, data = unet(size, device, dtype), dataset(size)
     module = patcher.model.diffusion_model
     before = memory_before(device)
-    state = begin(module, Start("random", data.digest, adapter), settings)
+    state = begun(module, data, size, precision)
     ours: list[float] = []
     bare: list[float] = []
-
-    with host.denoiser.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
-        state = train(state, denoiser, data, 2)  # warm-up
-        took = peak_mb(device) - before
-        trained = {name: tensor.to(device, copy=True).requires_grad_() for name, tensor in state.trained.items()}
-        optimizer = torch.optim.AdamW(trained.values(), lr=1e-4, fused=True)
-        x, noise = (torch.randn(BATCH, 4, SIDE, SIDE, generator=draws).to(device) for _ in range(2))
-        context = conditionings["a"].context.to(device).expand(BATCH, -1, -1)
-        level = torch.full((BATCH,), 300.0, device=device)
-
-        options = {OVERRIDE: TrainingKernel(attention_pytorch)}
-
-        def bare_step() -> None:
-            loss = F.mse_loss(module(x, level, context=context, transformer_options=options), noise)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(trained.values(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-            float(loss.detach())
-
+    planned = memory_planning.plan(patcher, state, data).peak
+    products = {"float32": torch.float32, "bf16": torch.bfloat16}[precision]
+    with host.open_denoiser(patcher) as denoiser, torch.inference_mode(False):
+        state, _ = seconds_of_steps(state, denoiser, data, 2)  # warm-up
+        peak = peak_mb(device)
+        loop = BareLoop(module, state, size, products, device)
         for turn in range(max(1, steps // 2) + 1):
-            marks: list[float] = []
-            state = train(state, denoiser, data, 3, Callbacks(functools.partial(mark, marks, device)))
+            state, found = seconds_of_steps(state, denoiser, data)
             if turn:
-                ours += [marks[1] - marks[0], marks[2] - marks[1]]
-            with install.attach(module, adapter, trained, lambda: (0, 0, "")), torch.enable_grad():
-                bare_step()
-                for _ in range(2):
-                    with stopwatch(bare):
-                        bare_step()
+                ours += found
+            bare += loop.seconds()
     return {
         "seconds": ours,
         "bare": bare,
-        "memory": took,
+        "memory": peak - before,
+        "peak": peak,
+        "planned": planned / MB,
         "where": where,
         "parameters": sum(p.numel() for p in module.parameters()),
     }
 
 
-def core(size: str, steps: int, checkout: str, mode: str, device: torch.device = CPU) -> dict[str, Any]:
+def core(
+    size: str, steps: int, checkout: str, mode: str, device: torch.device = CPU, dtype: torch.dtype = torch.float32
+) -> dict[str, Any]:
     """Seconds a step of core's TrainLoraNode: of a longer call less a call of two steps, so that what it does once is
     not counted.
     """
     where = open_host(checkout, device)
     import comfy_extras.nodes_train as nodes
 
-    patcher, draws = unet(size, device), torch.Generator().manual_seed(0)
-    latents = {"samples": torch.randn(PICTURES, 4, SIDE, SIDE, generator=draws)}
-    positive = [[torch.randn(1, TOKENS, SHAPES[size]["context"], generator=draws), {}] for _ in range(PICTURES)]
+    patcher, draws, sizes = unet(size, device, dtype), torch.Generator().manual_seed(0), Sizes.of(size)
+    latents = {"samples": torch.randn(PICTURES, 4, sizes.side, sizes.side, generator=draws)}
+    extras = {} if sizes.adm is None else {"pooled_output": torch.randn(1, POOLED, generator=draws)}
+    positive = [[torch.randn(1, sizes.tokens, sizes.context, generator=draws), dict(extras)] for _ in range(PICTURES)]
     given: dict[str, Any] = {
-        "batch_size": BATCH,
+        "batch_size": sizes.batch,
         "grad_accumulation_steps": 1,
         "learning_rate": 1e-4,
         "rank": RANK,
         "optimizer": "AdamW",
         "loss_function": "MSE",
         "seed": 0,
-        "training_dtype": "fp32",
+        "training_dtype": {torch.float32: "fp32", torch.bfloat16: "bf16"}[dtype],
         "lora_dtype": "fp32",
         "algorithm": "LoRA",
         "gradient_checkpointing": False,
@@ -248,27 +355,40 @@ def core(size: str, steps: int, checkout: str, mode: str, device: torch.device =
     return {"seconds": [max(1e-9, (call(2 + steps) - short) / steps)], "memory": took, "where": where}
 
 
-def peft(size: str, steps: int, device: torch.device = CPU) -> dict[str, Any]:
+def peft(size: str, steps: int, device: torch.device = CPU, dtype: torch.dtype = torch.float32) -> dict[str, Any]:
     """Seconds a step of a plain loop over diffusers' UNet of the same shape with PEFT's LoRA on every Linear and
     Conv2d.
     """
     import diffusers
     import peft as library
     import torch.nn.functional as F
-    from torch import nn
 
-    channels, width = SHAPES[size]["channels"], SHAPES[size]["context"]
+    chosen, sizes = SHAPES[size], Sizes.of(size)
+    mult, attention = chosen.get("mult", MULT), chosen.get("attention", (1,) * len(chosen.get("mult", MULT)))
+    given: dict[str, Any] = {}
+    heads: Any = HEADS
+    if sizes.adm is not None:
+        given = {
+            "addition_embed_type": "text_time",
+            "addition_time_embed_dim": 256,
+            "projection_class_embeddings_input_dim": sizes.adm,
+            "transformer_layers_per_block": [max(1, depth) for depth in attention],
+            "use_linear_projection": True,
+        }
+        heads = [chosen["channels"] * m // chosen["head_channels"] for m in mult]
     torch.manual_seed(0)
-    model = diffusers.UNet2DConditionModel(
-        sample_size=SIDE,
-        block_out_channels=tuple(channels * m for m in MULT),
-        layers_per_block=1,
-        cross_attention_dim=width,
-        attention_head_dim=HEADS,
-        down_block_types=("CrossAttnDownBlock2D",) * 3,
-        up_block_types=("CrossAttnUpBlock2D",) * 3,
-    )
-    model.to(device).requires_grad_(False)
+    with torch.device(device):
+        model = diffusers.UNet2DConditionModel(
+            sample_size=sizes.side,
+            block_out_channels=tuple(chosen["channels"] * m for m in mult),
+            layers_per_block=chosen.get("blocks", 1),
+            cross_attention_dim=sizes.context,
+            attention_head_dim=heads,
+            down_block_types=tuple("CrossAttnDownBlock2D" if depth else "DownBlock2D" for depth in attention),
+            up_block_types=tuple("CrossAttnUpBlock2D" if depth else "UpBlock2D" for depth in reversed(attention)),
+            **given,
+        )
+    model.to(device, dtype).requires_grad_(False)
     count = sum(p.numel() for p in model.parameters())
     names = [name for name, part in model.named_modules() if isinstance(part, nn.Linear | nn.Conv2d)]
     before = memory_before(device)
@@ -276,15 +396,26 @@ def peft(size: str, steps: int, device: torch.device = CPU) -> dict[str, Any]:
     trained = [p for p in model.parameters() if p.requires_grad]
     optimizer = torch.optim.AdamW(trained, lr=1e-4)
     scheduler = diffusers.DDPMScheduler()
-    latents = torch.randn(PICTURES, 4, SIDE, SIDE).to(device)
-    context = torch.randn(BATCH, TOKENS, width).to(device)
+    latents = torch.randn(PICTURES, 4, sizes.side, sizes.side).to(device)
+    context = torch.randn(sizes.batch, sizes.tokens, sizes.context).to(device)
+    more = {}
+    if sizes.adm is not None:
+        ids = torch.full((sizes.batch, 6), 8.0 * sizes.side)
+        more = {
+            "added_cond_kwargs": {
+                "text_embeds": torch.randn(sizes.batch, POOLED).to(device),
+                "time_ids": ids.to(device),
+            }
+        }
     spent: list[float] = []
     took = 0.0
     for step in range(steps + 2):
         with stopwatch(spent):
-            clean = latents[torch.randint(PICTURES, (BATCH,)).to(device)]
-            noise, level = torch.randn_like(clean), torch.randint(1000, (BATCH,)).to(device)
-            loss = F.mse_loss(model(scheduler.add_noise(clean, noise, level), level, context).sample, noise)
+            clean = latents[torch.randint(PICTURES, (sizes.batch,)).to(device)]
+            noise, level = torch.randn_like(clean), torch.randint(1000, (sizes.batch,)).to(device)
+            with torch.autocast(device.type, dtype, enabled=dtype != torch.float32):
+                out = model(scheduler.add_noise(clean, noise, level), level, context, **more).sample
+            loss = F.mse_loss(out.float(), noise)
             loss.backward()
             torch.nn.utils.clip_grad_norm_(trained, 1.0)
             optimizer.step()

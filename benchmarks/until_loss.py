@@ -116,8 +116,9 @@ def recipe_of(model: Any, data: Any, steps: int, strength: str) -> Any:
     from graft_nodes import host
     from graft_nodes.host.device_memory import training_device
     from graft_nodes.patches.models.registry import recognize_model
-    from graft_nodes.training.recipes.choose import Wish, recipe
+    from graft_nodes.training.recipes.choose import recipe
     from graft_nodes.training.recipes.facts import facts_of, pictures_of
+    from graft_nodes.training.recipes.wish import Wish
 
     module = model.model.diffusion_model
     prediction = host.model_sampling.prediction_type(model.get_model_object("model_sampling"))

@@ -17,7 +17,7 @@ from .host_error import HostError
 from .opening import open_host
 from .type_checking import NotWritten, write_modules
 
-INSTALL_EDITOR = "install what it needs: pip install 'comfyui-api-stubs[editor]'"
+INSTALL_EDITOR = f"install what it needs: {sys.executable} -m pip install 'comfyui-api-stubs[editor]'"
 
 
 def command_name() -> str:

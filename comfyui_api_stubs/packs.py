@@ -4,7 +4,6 @@ workflows and runs them.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import difflib
 import importlib
@@ -21,6 +20,7 @@ from typing import Any
 
 from . import MODULES, install
 from .node_checks import node_problems
+from .opening import open_host
 from .workflows import workflow
 from .workflows.problem import WorkflowError
 from .workflows.schema import catalogue
@@ -49,19 +49,15 @@ class Pack:
     def __init__(self, path: Path, base: Path):
         self.path = path.resolve()
         open_folders(base)
-        nodes = importlib.import_module("nodes")
-        server = importlib.import_module("server")
-        self.execution: Any = importlib.import_module("execution")
-        self.loop = asyncio.new_event_loop()
-        asyncio.set_event_loop(self.loop)
-        self.server = server.PromptServer(self.loop)
+        host = open_host(())
+        self.loop, self.server = host.loop, host.server
+        self.execution: Any = host.execution
         self.events: list[tuple[Any, Any]] = []
         self.server.send_sync = lambda event, data, sid=None: self.events.append((event, data))
-        self.classes: dict[str, Any] = nodes.NODE_CLASS_MAPPINGS
-        self.titles: dict[str, str] = nodes.NODE_DISPLAY_NAME_MAPPINGS
-        self.loop.run_until_complete(nodes.init_extra_nodes(init_custom_nodes=False, init_api_nodes=False))
+        self.classes: dict[str, Any] = host.nodes.NODE_CLASS_MAPPINGS
+        self.titles: dict[str, str] = host.nodes.NODE_DISPLAY_NAME_MAPPINGS
         before = dict(self.classes)
-        self.wrong = self._load(nodes)
+        self.wrong = self._load(host.nodes)
         self.nodes = {name: cls for name, cls in self.classes.items() if before.get(name) is not cls}
 
     def _load(self, nodes: Any) -> str:

@@ -18,6 +18,7 @@ TITLES = {
     "onetrainer": "OneTrainer",
     "everydream2": "EveryDream2",
     "diffusers": "diffusers",
+    "lunnova": "LunNova",
 }
 LABELS = ("onetrainer",)  # its names are those of its window, and no code
 

@@ -16,7 +16,7 @@ import functools
 import math
 from dataclasses import dataclass
 
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 
 SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 DEVICES = ("same", "host")
@@ -53,7 +53,11 @@ class EMASettings:
         " total steps.",
         choices=SCHEDULES,
         onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
-        diffusers=("use_ema_warmup", "`warmup` with it, `ramp` without; update_after_step is 0 and min_decay 0"),
+        diffusers=(
+            "use_ema_warmup",
+            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules begin at 0"
+            " and rise by themselves",
+        ),
     )
     decay: float = setting(
         "decay",
@@ -112,7 +116,7 @@ class EMASettings:
         1,
         "Updates the average every N steps. Raise it to save time. The decay stays that of one step: with 50, decay"
         " 0.99 a step becomes 0.605 an update (0.99^50). EveryDream2's decay is that of an update: for its 0.99"
-        " every 50 steps set decay to 0.9998.",
+        " every 50 steps set decay to 0.9998. An update is one pass over all tensors, as with diffusers' foreach.",
         low=1,
         high=100000,
         advanced=True,
@@ -121,6 +125,7 @@ class EMASettings:
             "--ema_update_interval",
             "with gradient accumulation EveryDream2 multiplies it, Graft does not",
         ),
+        diffusers=("foreach", "has no switch: an update is always one pass over all tensors"),
     )
     device: str = setting(
         "store average on",
@@ -161,11 +166,7 @@ class EMASettings:
     )
 
     def __post_init__(self) -> None:
-        problems = read_values(self)
-        if not problems:
-            problems = _exclusions(self)
-        if problems:
-            raise ValueError("EMA Settings: " + "; ".join(problems) + ".")
+        check_values(self, "EMA Settings", _exclusions)
 
 
 def _exclusions(settings: EMASettings) -> list[str]:

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..patches.core.host_memory import empty_on_host, has_streams
 from .update import average_, check_pairs
 
 
@@ -38,9 +39,7 @@ class CudaLane:
 
     def __init__(self, weights: Mapping[str, Tensor], device: torch.device) -> None:
         self.device = device
-        self.staging = {
-            name: torch.empty_like(w, device="cpu", pin_memory=True, requires_grad=False) for name, w in weights.items()
-        }
+        self.staging = {name: empty_on_host(w.detach(), device) for name, w in weights.items()}
         self.streams: Any = getattr(torch, device.type)
         self.side = self.streams.Stream(device)
         self.event = self.streams.Event()
@@ -80,14 +79,6 @@ class PlainLane:
 
     def wait(self) -> None:
         """The copy was done when `fetch` returned."""
-
-
-def has_streams(device: torch.device) -> bool:
-    """Whether a device copies to pinned memory while it computes, in streams as CUDA's.
-
-    MPS has streams since torch 2.15, but shares its memory with the host and pins none.
-    """
-    return device.type not in ("cpu", "mps") and hasattr(getattr(torch, device.type, None), "Stream")
 
 
 def open_lane(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..settings.declaration import raise_errors
 from .decay import gamma_of_width
 
 TOLERANCE = 0.05  # largest miss of a reconstruction
@@ -91,8 +92,7 @@ def _check(snapshots: Sequence[Profile]) -> None:
         f"{snapshot} is there twice" for snapshot in sorted(set(snapshots), key=repr) if snapshots.count(snapshot) > 1
     ]
     errors += [f"{snapshot}: expected step 1 or later" for snapshot in snapshots if snapshot.step < 1]
-    if errors:
-        raise ValueError("Snapshots: " + "; ".join(errors) + ".")
+    raise_errors("Snapshots", errors)
 
 
 class _System:

@@ -84,11 +84,15 @@ def read_table(path: str) -> list[Row]:
     """
     try:
         text = read_bounded(path, MOST_BYTES).decode("utf-8-sig")
-        lines = list(csv.reader(io.StringIO(text), strict=True))
+        if "\0" in text:
+            raise csv.Error("it has NUL characters, as UTF-16 has")
+        lines = list(csv.reader(io.StringIO(text, newline=None), strict=True))  # \r ends a line, too
     except OSError as error:
         raise CommandError([Problem(f"--set-from {path}: cannot be read ({error.strerror or error})")]) from error
     except (UnicodeDecodeError, csv.Error) as error:
-        raise CommandError([Problem(f"--set-from {path}: not a CSV file in UTF-8 ({error})")]) from error
+        raise CommandError(
+            [Problem(f'--set-from {path}: not a CSV file in UTF-8 ({error}); spreadsheets save it as "CSV UTF-8"')]
+        ) from error
     except ValueError as error:
         raise CommandError([Problem(f"--set-from {path}: {error}")]) from error
     header = [name.strip() for name in (lines or [[]])[0]]

@@ -8,8 +8,6 @@ import argparse
 import contextlib
 import logging
 import os
-import shlex
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -18,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TextIO
 
+from ..storage.printable import pip_install, quote_command
 from . import batch, checking, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow_file
 from .command_error import CommandError
 from .embedded import HostError, Problem, WorkflowError, caching, catalogue, editor, node_replacements, workflow
@@ -25,13 +24,12 @@ from .progress import Events
 from .signals import INTERRUPTED
 
 DONE, FAILED, INVALID = 0, 1, 2
-INSTALL_EDITOR = "install Graft with its 'editor' extra (pip install 'graft-nodes[editor]')"
 STATUS = {"done": DONE, "failed": FAILED, "interrupted": INTERRUPTED}
 
 
 def main(argv: Sequence[str]) -> int:
     """Run one command; returns the exit status."""
-    parser = _parser()
+    parser = build_parser()
     arguments = parser.parse_args(argv)
     wrong = _wrong_options(arguments)
     if wrong:
@@ -49,8 +47,10 @@ def main(argv: Sequence[str]) -> int:
         return signals.say_stopped()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog=typed_name(), description="Run ComfyUI workflows without a browser.")
+def build_parser() -> argparse.ArgumentParser:
+    """The commands and their options."""
+    description = "Run ComfyUI workflows without a browser."
+    parser = argparse.ArgumentParser(prog=quote_command(typed_words()), description=description)
     parser.add_argument("--version", action="version", version=f"Graft {hosts.graft_version()}")
     commands = parser.add_subparsers(dest="command", required=True)
     shared = argparse.ArgumentParser(add_help=False)
@@ -196,12 +196,16 @@ def _add_plan(commands: Any, shared: argparse.ArgumentParser) -> None:
     _add_what_runs(plans)
 
 
-def typed_name() -> str:
-    """The command as it was typed: `graft`, or the name of a link to it, or `python -m` with the package's name."""
+def typed_words() -> list[str]:
+    """The command as it was typed: `graft`, or the name of a link to it, or Python with Graft's folder, or `python -m`
+    with the package's name.
+    """
     path = Path(sys.argv[0])
+    if path.absolute() in (hosts.PACKAGE, hosts.PACKAGE / "__main__.py") and not sys.modules["__main__"].__package__:
+        return [sys.executable, sys.argv[0]]
     if path.stem and path.suffix != ".py" and not path.stem.startswith("-"):
-        return path.stem
-    return f"python -m {__package__.partition('.')[0]}"  # in custom_nodes this is the name of Graft's folder
+        return [path.stem]
+    return ["python", "-m", __package__.partition(".")[0]]  # in custom_nodes this is the name of Graft's folder
 
 
 def _wrong_options(arguments: argparse.Namespace) -> str:
@@ -239,7 +243,8 @@ def _edit(arguments: argparse.Namespace) -> int:
 
 def _serve(arguments: argparse.Namespace) -> int:
     root = arguments.front_end_root
-    front_end = editor.find_front_end(root and str(hosts.folder_named(root, "--front-end-root")), INSTALL_EDITOR)
+    install = f"install what it needs: {pip_install(*(package for _, package in doctor.EDITOR_NEEDS))}"
+    front_end = editor.find_front_end(root and str(hosts.folder_named(root, "--front-end-root")), install)
     with contextlib.closing(editor.listen(arguments.listen, arguments.port)) as listening:
         choice = hosts.Choice(None, "the editor runs on it")
         host = hosts.open_host(choice, arguments.cpu, arguments.input, arguments.output, caching.chosen(arguments))
@@ -563,8 +568,7 @@ def _finish(result: run.Result, report: dict[str, Any], argv: Sequence[str], str
         if verbose:
             log.say("".join(error["traceback"]), sys.stderr)
     if result.status == "interrupted":
-        command_line = [*typed_name().split(), *argv]
-        report["continue"] = subprocess.list2cmdline(command_line) if os.name == "nt" else shlex.join(command_line)
+        report["continue"] = quote_command([*typed_words(), *argv])
         log.say(f"interrupted after {result.seconds:.1f} s; to continue: {report['continue']}", sys.stderr)
     if result.status == "done":
         log.say(f"done in {result.seconds:.1f} s", stream)

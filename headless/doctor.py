@@ -12,6 +12,7 @@ import shutil
 import sys
 from typing import Any
 
+from ..storage.printable import pip_install
 from . import hosts, log
 from .embedded import HostError
 
@@ -37,7 +38,10 @@ def main(arguments: argparse.Namespace) -> int:
         stream = sys.stderr
     else:
         stream = sys.stdout
-    report: dict[str, Any] = {"ok": False, "versions": _versions(), "errors": []}
+    versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
+    for name in ("torch", "numpy", "safetensors", "Pillow"):
+        versions[name] = hosts.installed_version(name) or "not installed"
+    report: dict[str, Any] = {"ok": False, "versions": versions, "errors": []}
     with contextlib.redirect_stdout(stream):
         try:
             choice = hosts.choose(arguments.comfyui, arguments.embedded, os.environ)
@@ -56,13 +60,6 @@ def main(arguments: argparse.Namespace) -> int:
     if report["ok"]:
         return 0
     return 1
-
-
-def _versions() -> dict[str, str]:
-    versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
-    for name in ("torch", "numpy", "safetensors", "Pillow"):
-        versions[name] = hosts.installed_version(name) or "not installed"
-    return versions
 
 
 def _look(host: hosts.Host) -> dict[str, Any]:
@@ -149,7 +146,7 @@ def _features(host: hosts.Host, place: Any, dtypes: dict[str, str]) -> tuple[lis
     missing = [package for module, package in EDITOR_NEEDS if importlib.util.find_spec(module) is None]
     (fails if missing else works).append(
         "the graph editor on the embedded host (python -m graft_nodes editor)"
-        + (f": {' and '.join(missing)} not installed (pip install 'graft-nodes[editor]')" if missing else "")
+        + (f": {' and '.join(missing)} not installed ({pip_install(*missing)})" if missing else "")
     )
     return works, fails
 

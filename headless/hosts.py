@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from types import ModuleType
 
+from ..storage.printable import pip_install
 from . import embedded, log, signals
 from .embedded import Caching, HostError
 
@@ -344,7 +345,7 @@ def _import_failure(choice: Choice, error: Exception) -> str:
     if choice.root is None:
         return (
             f"{message}. Use a Python that has torch, such as the one that runs your ComfyUI, or install Graft with"
-            f' what it needs: {sys.executable} -m pip install -e "{PACKAGE}[standalone]"'
+            f" what it needs: {pip_install('-e', f'{PACKAGE}[standalone]')}"
         )
     missing, broken = missing_requirements(choice.root), _broken_package(error)
     detail = ""

@@ -48,7 +48,7 @@ class Conditions:
             self._check_controls(conditioning, x, condition)
             self._kept[key] = (conditioning, condition)
             self._bytes += _bytes(condition)
-            while len(self._kept) > 1 and self._are_too_many():
+            while len(self._kept) > 1 and (len(self._kept) > KEPT_CONDITIONS or self._bytes > KEPT_BYTES):
                 self._bytes -= _bytes(self._kept.popitem(last=False)[1][1])
         self._kept.move_to_end(key)
         return self._kept[key][1]
@@ -70,9 +70,6 @@ class Conditions:
                 " takes them."
             )
         self._checked.update(names)
-
-    def _are_too_many(self) -> bool:
-        return len(self._kept) > KEPT_CONDITIONS or self._bytes > KEPT_BYTES
 
     def make(self, conditioning: Conditioning, x: torch.Tensor) -> dict[str, Any]:
         """New condition objects, on the device."""

@@ -64,12 +64,17 @@ def glance(values: Mapping[str, Any]) -> Answer:
         return 200, _config_glance(values["folder"], settings)
     folder = Path(_folder(text_field(values, "folder")))
     validation = text_field(values, "validation_folder")
-    if validation:
+    own = settings.filters.validation
+    if validation or own:
         settings = replace(settings, validation=0.0)
     found = folder_reader.glance_at_folder(folder, settings, MOST_LOOKED_AT, LONGEST, str(values.get("only") or ""))
     data = {**folder_report.glance_data(found), "folder": values["folder"]}
     if validation:
         data["held_out"] = len(folder_reader.training_pictures(Path(_folder(validation)), settings).images)
+    elif own:
+        apart = folder_reader.glance_at_folder(folder, replace(settings, filters=own), MOST_LOOKED_AT, LONGEST)
+        data["held_out"] = len(apart.listing.entries)
+        data["train"] -= data["held_out"]
     return 200, data
 
 

@@ -15,7 +15,7 @@ from ..patches.token_downsampling.attention_override import OVERRIDE
 from ..training.data.dataset import Conditioning
 from .autograd_inplace import AvoidInplaceOps, copy_where_needed
 from .comfyui_objects import Clip, Model
-from .device_memory import half_type, unload_others
+from .device_memory import half_type, limit_pinned_memory, unload_others
 from .encoding import LiveEncoder
 from .latents import dimensions_of
 from .lora_injection import compute_of
@@ -28,13 +28,6 @@ from .model_sampling import (
     with_zero_terminal_snr,
 )
 from .whole_models import whole_clip, whole_model
-
-
-def _may_pin_memory() -> bool:
-    """Whether ComfyUI may pin memory: not with --disable-pinned-memory, which older versions do not have."""
-    from comfy.cli_args import args
-
-    return not getattr(args, "disable_pinned_memory", False)
 
 
 class Denoiser:
@@ -52,11 +45,11 @@ class Denoiser:
         if encode is not None:
             self.text_encoder = encode.module
             self.text_encoder_device = encode.clip.patcher.load_device
-        self.pins_memory = _may_pin_memory()
         self.auto_type: torch.dtype | None = half_type(patcher.load_device)
         self.own_type: torch.dtype = compute_of(patcher)[0]
         self.patcher, self.model, self.module = patcher, patcher.model, patcher.model.diffusion_model
         self.kept_weights: Any = None
+        self.room_for_blocks = 0
         self.training_only: Any = None  # the LoRA that previews switch off
         self.device: torch.device = device or patcher.load_device
         self.sampling = patcher.get_model_object("model_sampling")
@@ -195,6 +188,23 @@ def announce_training() -> Iterator[None]:
         management.in_training = was_training
 
 
+@contextlib.contextmanager
+def keep_off_the_device() -> Iterator[None]:
+    """A context in which ComfyUI loads models without bringing their weights to the device, as with --novram."""
+    import comfy.model_management as management
+
+    states = vars(management)
+    before = states.get("vram_state")
+    management.vram_state = management.VRAMState.NO_VRAM
+    try:
+        yield
+    finally:
+        if before is None:  # the embedded host works it out
+            del states["vram_state"]
+        else:
+            management.vram_state = before
+
+
 def move_to_host_memory(patcher: Model) -> None:
     """Moves the weights of a loaded MODEL to ComfyUI's offload device. Patches are then applied at every use."""
     if patcher.load_device != patcher.offload_device:
@@ -224,13 +234,18 @@ def open_denoiser(
     patcher = with_zero_terminal_snr(whole_model(patcher), terminal)
     if clip is not None:
         clip = whole_clip(clip)
+    limit_pinned_memory()
     patchers = [patcher]
     if clip is not None:
         patchers.append(clip.patcher)
     unload_others(patchers)
-    management.load_models_gpu(patchers, force_full_load=not layers)
     if layers:
+        with keep_off_the_device():
+            management.load_models_gpu([patcher])
         move_to_host_memory(patcher)
+        patchers.remove(patcher)
+    if patchers:
+        management.load_models_gpu(patchers, force_full_load=True)
     patcher.pre_run()
     try:
         network = patcher.model.diffusion_model

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
+import comfy.cli_args
 import comfy.model_management
 import torch
 
+from ..patches.core.host_memory import pinned
 from ..training.recipes.facts import Device
 from .comfyui_objects import Model
 
@@ -42,6 +45,24 @@ def training_device(patcher: Model) -> Device:
                 free += int(loaded.model.loaded_size())
     name = str(comfy.model_management.get_torch_device_name(device))
     return Device(device.type, name, free, half_type(device) == torch.bfloat16)
+
+
+def limit_pinned_memory() -> None:
+    """Let Graft pin what ComfyUI would pin in all, less what it has pinned: on Windows 40% of the memory, as the system
+    pins no more than half.
+
+    Nothing with --disable-pinned-memory. Where ComfyUI has no limit, as older ones, it is that of 0.33 without swap.
+    """
+    management = comfy.model_management
+    limit = getattr(management, "MAX_PINNED_MEMORY", 0)
+    memory = management.get_total_memory(torch.device("cpu"))
+    if getattr(comfy.cli_args.args, "disable_pinned_memory", False):
+        limit = 0
+    elif sys.platform == "win32":
+        limit = 0.4 * memory
+    elif limit <= 0:
+        limit = max(0.4 * memory, min(0.9 * memory, memory - 16 * 2**30))
+    pinned.limit = max(0, int(limit) - getattr(management, "TOTAL_PINNED_MEMORY", 0))
 
 
 def half_type(device: torch.device) -> torch.dtype | None:

@@ -10,7 +10,6 @@ from typing import Any
 
 from .browser_json import finite
 
-_stoppable: dict[str, list[threading.Event]] = {}  # by run: the training steps that are running now
 _stops = 0
 MEASURED = ("loss", "rate", "validation", "average_validation", "accuracy")  # what a panel draws of a history
 
@@ -83,38 +82,32 @@ def say_at_node(node: str, text: str) -> None:
     """Says in the box of a node what a later node of the same run has found out about it, until the next run begins.
     Without a server it does nothing.
     """
-    from comfy_execution.utils import get_executing_context
-
-    context = get_executing_context()
-    send_event("graft.notice", {"node": node, "text": text, "prompt": None if context is None else context.prompt_id})
-
-
-@contextlib.contextmanager
-def allow_stopping(run: str) -> Iterator[Callable[[], bool]]:
-    """A context in which a training step of this run can be stopped from outside.
-
-    It gives `should_stop()`, which says whether somebody asked for that. The loop calls `should_stop` between steps and
-    ends there as if its last step were done, so that the state is kept and passed on. That is not an interruption,
-    which raises and ends the whole workflow. Steps of several workflows may be in it at once.
-    """
-    stop_event = threading.Event()
-    _stoppable.setdefault(run, []).append(stop_event)
-    try:
-        yield stop_event.is_set
-    finally:
-        _stoppable[run].remove(stop_event)
-        if not _stoppable[run]:
-            del _stoppable[run]
+    send_event("graft.notice", {"node": node, "text": text, "prompt": running_prompt()})
 
 
 def stop_run(run: str) -> bool:
-    """Asks every running training step of this run to stop. Returns whether there was one."""
+    """Asks every running training step of this run to stop. Returns whether there was one.
+
+    The loop asks `should_stop` between steps and ends there as if its last step were done, so that the state is kept
+    and passed on. That is not an interruption, which raises and ends the whole workflow.
+    """
     global _stops
-    stop_events = list(_stoppable.get(run, ()))
-    for stop_event in stop_events:
-        stop_event.set()
-    _stops += bool(stop_events)
-    return bool(stop_events)
+    calls = [call for call in running_calls() if call.run == run]
+    for call in calls:
+        call.stopping.set()
+    _stops += bool(calls)
+    return bool(calls)
+
+
+def ask_run(run: str, what: str) -> bool:
+    """Asks every running training step of this run to "sample" previews or to "save" its state after the step that it
+    is at. Returns whether there was one that can.
+    """
+    calls = [call for call in running_calls() if call.run == run and what in call.can]
+    for call in calls:
+        with call.lock:
+            call.asked.add(what)
+    return bool(calls)
 
 
 def stop_count() -> int:
@@ -139,7 +132,12 @@ class TrainingCall:
     key: str
     start: str
     until: int
+    prompt: str | None = None  # the id of the execution that it belongs to
     result: str = ""  # the key of the state that it ended with
+    is_paused: bool = False  # nodes of the workflow sample its previews, and it goes on after them
+    stopping: threading.Event = field(default_factory=threading.Event)  # set when somebody asked it to stop
+    can: tuple[str, ...] = ()  # what else it can be asked for: "sample" (previews now), "save" (its state now)
+    asked: set[str] = field(default_factory=set)  # what of that somebody asked for
     history: dict[str, list[Any]] = field(default_factory=lambda: {name: [] for name in MEASURED})
     latest: dict[str, Any] = field(default_factory=dict)
     lock: threading.Lock = field(default_factory=threading.Lock)
@@ -147,7 +145,15 @@ class TrainingCall:
     @property
     def event_fields(self) -> dict[str, Any]:
         """What every event of the call says."""
-        return {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
+        named = {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
+        return {**named, "can": list(self.can)}
+
+    def take_wish(self, what: str) -> bool:
+        """Whether somebody has asked for this since it was taken last."""
+        with self.lock:
+            is_asked = what in self.asked
+            self.asked.discard(what)
+        return is_asked
 
     def take_history(self, history: Any) -> None:
         """Takes the history of the state that training goes on from."""
@@ -184,30 +190,61 @@ _calls: list[TrainingCall] = []  # the training steps that run now
 
 
 @contextlib.contextmanager
-def announce_call(call: TrainingCall) -> Iterator[None]:
-    """A context in which pages can ask for this training step; its end goes to every page as `graft.end`.
+def announce_call(call: TrainingCall) -> Iterator[Callable[[], bool]]:
+    """A context in which pages can ask for this training step and stop it; its end goes to every page as `graft.end`.
 
-    `ended` is "done", "interrupted" or "error". A page that has not queued the workflow hears of the end by it alone.
+    It gives `should_stop()`, which says whether somebody asked for that. `ended` is "done", "interrupted" or "error". A
+    page that has not queued the workflow hears of the end by it alone. A call that `is_paused` has not ended: it is
+    announced again when it goes on.
     """
     from comfy.model_management import InterruptProcessingException
 
     ended = "interrupted"
-    _calls.append(call)
+    if not call.is_paused:
+        _end_paused(lambda other: other.run == call.run and other.prompt != call.prompt)
+        _calls.append(call)
+    call.is_paused = False
     try:
-        yield
+        yield call.stopping.is_set
         ended = "done"
     except Exception as error:
+        call.is_paused = False
         if not isinstance(error, InterruptProcessingException):
             ended = "error"
         raise
     finally:
-        _calls.remove(call)
-        send_event("graft.end", {**call.event_fields, "ended": ended, "result": call.result})
+        if not call.is_paused:
+            _end(call, ended)
+
+
+def _end(call: TrainingCall, ended: str) -> None:
+    _calls.remove(call)
+    send_event("graft.end", {**call.event_fields, "ended": ended, "result": call.result})
 
 
 def running_calls() -> list[TrainingCall]:
-    """The training steps that run now."""
+    """The training steps that run now. One whose execution ended while nodes sampled its previews has ended with it."""
+    _end_paused(lambda call: _is_over(call.prompt))
     return list(_calls)
+
+
+def _end_paused(is_over: Callable[[TrainingCall], bool]) -> None:
+    for call in [call for call in _calls if call.is_paused and is_over(call)]:
+        _end(call, "interrupted")
+
+
+def _is_over(prompt: str | None) -> bool:
+    """Whether an execution has ended, as far as the queue of the server knows."""
+    queue = getattr(prompt_server(), "prompt_queue", None)
+    return queue is not None and all(item[1] != prompt for item in list(queue.currently_running.values()))
+
+
+def running_prompt() -> str | None:
+    """The id of the execution that a node runs in; None outside of one."""
+    from comfy_execution.utils import get_executing_context
+
+    context = get_executing_context()
+    return None if context is None else context.prompt_id
 
 
 def live_state(run: str) -> dict[str, Any]:

@@ -44,6 +44,34 @@ def decode(vae: Vae, latents: Latents) -> Tensor:
     return pictures.reshape(-1, *pictures.shape[-3:])
 
 
+def is_empty(latents: Latents) -> bool:
+    """Whether latents hold no picture, as those of ComfyUI's empty latents."""
+    return not any(int(torch.count_nonzero(one)) for one in (latents.unbind() if is_nested(latents) else [latents]))
+
+
+def at_size(latent: Mapping[str, Any], vae: Vae, width: int, height: int) -> Mapping[str, Any]:
+    """An empty LATENT for pictures of another size in pixels; 0 keeps a side as it is. Of video with sound that of the
+    video.
+    """
+    if not width and not height:
+        return latent
+    factor = int(vae.spacial_compression_encode())
+    samples = latent["samples"]
+    sound = []
+    if is_nested(samples):
+        samples, *sound = samples.unbind()
+    own = latent.get("downscale_ratio_spacial") or factor
+    sides = [
+        max(1, (pixels or int(side * own)) // factor)
+        for pixels, side in zip((height, width), samples.shape[-2:], strict=True)
+    ]
+    resized = torch.zeros(*samples.shape[:-2], *sides, dtype=samples.dtype, device=samples.device)
+    if sound:
+        resized = type(latent["samples"])([resized, *sound])
+    kept = {key: value for key, value in latent.items() if key != "downscale_ratio_spacial"}
+    return {**kept, "samples": resized}
+
+
 def draw_noise(latents: Latents, generator: torch.Generator) -> Latents:
     """Noise for latents; of video with sound for both in turn, as ComfyUI draws it."""
     if is_nested(latents):

@@ -16,6 +16,7 @@ from ..patches.patching import plan, stack_ledger
 from ..patches.patching.fuse import Stack, are_additive
 from ..patches.patching.rounding import rounds_stochastically
 from .comfyui_objects import Model
+from .device_memory import limit_pinned_memory
 
 KEY = "graft"  # of callbacks; every injection has a key of its own, because ComfyUI replaces a used key silently
 
@@ -77,6 +78,7 @@ def _inject(stacks: Sequence[Stack], patcher: Model) -> None:
     if _is_unloaded(patcher):
         return
     _unpin(patcher, stacks)
+    limit_pinned_memory()
     try:
         with _bases_in_backup(patcher):
             ordered_stacks = [_after_host_patches(patcher.model, stack) for stack in stacks]

@@ -79,6 +79,14 @@ def apply_lora_stack(
     return PatchedModels(patchers["model"], clip, "\n".join(report))
 
 
+def empty_stacks(patcher: Model) -> None:
+    """Lets go of the LoRAs that a clone carries, which nobody uses again, unless they are on its model now."""
+    attached = {id(stack) for stack in stack_ledger.attached_stacks(patcher.model)}
+    for stack in carried_stacks(patcher):
+        if id(stack) not in attached:
+            stack.patches.clear()
+
+
 def _patchers(model: Model, clip: Clip) -> dict[str, Model]:
     """The patchers of a MODEL and, unless it is None, a CLIP, by space."""
     return {"model": model} if clip is None else {"model": model, "clip": clip.patcher}

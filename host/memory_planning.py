@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ..training.data.dataset import Conditioning, Dataset
 from ..training.distributed import process_group
 from ..training.expert_pair import ExpertPair
 from ..training.memory.allocations import META, on_meta
+from ..training.recipes.fit import USABLE
 from ..training.run import memory_plan, memory_savings
 from ..training.state import TrainState
 from . import model_headers
@@ -68,20 +69,22 @@ def load_for_planning(memory: int) -> Iterator[None]:
 
 def plan(patcher: Model, state: TrainState, dataset: Dataset, on_a_card: bool = False) -> memory_plan.MemoryPlan:
     """The memory of a training step of a MODEL on its device, or `on_a_card` with bf16."""
-    settings = state.settings
     is_half = on_a_card or half_type(patcher.load_device) is not None  # fp16 takes as much as bf16
-    if settings.optimizer.precision == "auto" and is_half:
-        settings = replace(settings, optimizer=replace(settings.optimizer, precision="bf16"))
-    state = replace(state, settings=settings)
+    if state.settings.optimizer.precision == "auto" and is_half:
+        state = state.with_optimizer(precision="bf16")
     on_host = patcher.load_device.type == "cpu" and not on_a_card
     encode = None
     with contextlib.ExitStack() as stack:
         stack.enter_context(set_types(patcher))
         if state.start.encodes_captions:
-            _check_encoder(state, on_a_card)
+            if _computes_elsewhere(state) and not on_a_card:
+                raise ValueError(
+                    "This training cannot be planned: its text encoder computes on another device than the model."
+                    f" {_MODEL_ALONE}"
+                )
             encode = _PlannedEncoder(state.subject.clip, state.subject.dataset)
             stack.enter_context(set_types(state.subject.clip.patcher))
-        denoiser = stack.enter_context(_on_meta(patcher, settings.objective.zero_terminal_snr, encode))
+        denoiser = stack.enter_context(_on_meta(patcher, state.settings.objective.zero_terminal_snr, encode))
         return memory_plan.plan(state, denoiser, dataset, on_host)
 
 
@@ -127,6 +130,20 @@ def report_at_start(state: TrainState, foreign: Sequence[str]) -> list[str]:
     except ERRORS as error:
         reason = str(error).strip().partition("\n")[0]
         return [f"memory is not planned: {type(error).__name__}: {reason}"]
+
+
+def room_for_blocks(state: TrainState) -> int:
+    """Bytes that the weights of blocks may take on the device, beside a step for which all of them wait in host memory;
+    0 where that cannot be planned, for a reason that Start Training's report has.
+    """
+    device = training_device(state.subject.model)
+    if device.shares_memory or _why_not(state, ()):
+        return 0
+    try:
+        planned = _plan_once(state.subject.model, state.with_optimizer(offload="layers", swapped_blocks=0))
+    except ERRORS:
+        return 0
+    return max(0, int(USABLE * device.free) - planned.peak)
 
 
 def _report(
@@ -209,11 +226,3 @@ def _computes_elsewhere(state: TrainState) -> bool:
     """Whether a text encoder that is trained, or whose words are, is on another device than the model."""
     subject = state.subject
     return bool(state.start.encodes_captions and subject.clip.patcher.load_device != subject.model.load_device)
-
-
-def _check_encoder(state: TrainState, on_a_card: bool) -> None:
-    if _computes_elsewhere(state) and not on_a_card:
-        raise ValueError(
-            "This training cannot be planned: its text encoder computes on another device than the model."
-            f" {_MODEL_ALONE}"
-        )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from ..storage.printable import pip_install
+
 
 def missing_packages() -> list[str]:
     """One sentence for each feature whose package is missing: what it is and what to install."""
@@ -13,5 +15,5 @@ def missing_packages() -> list[str]:
     try:
         tensorboard.check()
     except ValueError:
-        messages.append("TensorBoard logs of Train Step need the package tensorboard: pip install tensorboard")
+        messages.append(f"TensorBoard logs of Train Step need the package tensorboard: {pip_install('tensorboard')}")
     return messages

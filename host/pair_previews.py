@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
+from ..training.run.preview_prompts import PLAIN, PromptLine
 from .comfyui_objects import Conditioning, Latent
-from .previews import keep_generators, prepare_sampling, set_up_guider
+from .previews import SAMPLER, keep_generators, prepare_sampling, seed_of, set_up_guider
 
 
 @torch.no_grad()
@@ -19,11 +20,10 @@ def sample_pair(
     negative: Conditioning | None,
     latent: Latent,
     seed: int,
-    steps: int = 0,
-    cfg: float | None = None,
+    line: PromptLine = PLAIN,
 ) -> torch.Tensor:
-    """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, by `steps`
-    (0: 20) steps of Euler over the noise levels of the first, with the guidance `cfg` (None: that of all previews).
+    """Sample latents (B, C, [frames,] h, w) with two MODELs, the high noise expert and the low noise one, as `line`
+    says, over the noise levels of the first.
 
     The step at the boundary itself is the high noise expert's. ComfyUI loads each MODEL when its turn comes. Guidance,
     noise and generators are those of `previews.sample`.
@@ -31,16 +31,16 @@ def sample_pair(
     import comfy.samplers
 
     high, low = models
-    start, noise, sigmas = prepare_sampling(high, latent, seed, steps)
+    start, noise, sigmas = prepare_sampling(high, latent, seed, line)
     border = int((sigmas[:-1].to("cpu", torch.float64) >= boundary).sum())
     latents = start
     with keep_generators(high):
         for patcher, levels in ((high, sigmas[: border + 1]), (low, sigmas[border:])):
             if len(levels) < 2:
                 continue
-            guider = set_up_guider(comfy.samplers.CFGGuider(patcher), positive, negative, cfg)
-            sampler = comfy.samplers.sampler_object("euler")
-            latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed).cpu()
+            guider = set_up_guider(comfy.samplers.CFGGuider(patcher), positive, negative, line.cfg)
+            sampler = comfy.samplers.sampler_object(line.sampler or SAMPLER)
+            latents = guider.sample(noise, latents, sampler, levels, disable_pbar=True, seed=seed_of(line, seed)).cpu()
             noise = torch.zeros_like(noise)
     return latents
 

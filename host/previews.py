@@ -8,6 +8,8 @@ import contextlib
 import io
 import os
 import re
+import tempfile
+import wave
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -16,21 +18,27 @@ import torch
 
 from ..patches.adapters.rank_mask import set_timesteps
 from ..patches.token_downsampling.unet import EVALUATING
-from ..storage.atomic import make_folders, write_whole
+from ..storage.atomic import make_folders, move_file, write_whole
 from ..storage.file_list import names_in
 from ..storage.pictures import open_picture, picture_errors
+from ..training.run.preview_prompts import PLAIN, PromptLine
 from . import folders, latents
 from .comfyui_objects import Clip, Conditioning, Latent, Model, Sampling, Vae
 from .model_sampling import prediction_type, timestep_of
 from .network_state import drop_weight_caches
 
-STEPS = 20
+STEPS, SAMPLER = 20, "euler"
 PREVIEWS = "previews"  # in the folder of a run
 MOST = 1000  # previews that a panel may show
 
 
 def check_inputs(
-    positive: Conditioning, negative: Conditioning | None, latent: Latent, vae: Vae, prompts: Sequence[Any], clip: Clip
+    positive: Conditioning,
+    negative: Conditioning | None,
+    latent: Latent,
+    vae: Vae,
+    prompts: Sequence[PromptLine],
+    clip: Clip,
 ) -> None:
     """Raises ValueError that names every missing or unsupported input of previews. `prompts` are encoded with `clip`,
     and serve without a positive.
@@ -43,6 +51,8 @@ def check_inputs(
     errors = [f"{label} is not connected" for label, value in inputs.items() if value is None]
     if latent is not None:
         latents.check_previewable(latent)
+        if any(line.width or line.height for line in prompts) and not latents.is_empty(latent["samples"]):
+            errors.append("a prompt has --w or --h, and latent holds a picture: connect an empty latent")
     for label, conditioning in (("positive prompt", positive), ("negative prompt", negative)):
         unsupported = {
             key for _, options in conditioning or () for key in ("control", "hooks") if options.get(key) is not None
@@ -62,15 +72,14 @@ def sample(
     negative: Conditioning | None,
     latent: Latent,
     seed: int,
-    steps: int = 0,
-    cfg: float | None = None,
+    line: PromptLine = PLAIN,
 ) -> torch.Tensor:
-    """Sample latents (B, C, h, w) by `steps` (0: 20) steps of Euler, with the weights that are on a loaded MODEL now.
+    """Sample latents (B, C, h, w) as `line` says, with the weights that are on a loaded MODEL now. Where it says
+    nothing: `seed`, the size of `latent`, 20 steps of Euler with the scheduler simple (flow models) or normal, and with
+    a negative the guidance 7, of flow models 4.
 
-    The MODEL is neither loaded nor changed.
-
-    With a negative the guidance is `cfg` (None: 7, of flow models 4), without one there is none. The noise is
-    KSampler's for that seed. Global generators stay as they are.
+    The MODEL is neither loaded nor changed. Without a negative there is no guidance. The noise is KSampler's for that
+    seed. Global generators stay as they are.
     """
     import comfy.samplers
 
@@ -104,24 +113,44 @@ def sample(
                 **more,
             )
 
-    start, noise, sigmas = prepare_sampling(patcher, latent, seed, steps)
-    guider = set_up_guider(Loaded(patcher), positive, negative, cfg)
+    start, noise, sigmas = prepare_sampling(patcher, latent, seed, line)
+    guider = set_up_guider(Loaded(patcher), positive, negative, line.cfg)
     with keep_generators(patcher), drop_weight_caches(patcher.model.diffusion_model):
-        sampler = comfy.samplers.sampler_object("euler")
-        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed).to("cpu")
+        sampler = comfy.samplers.sampler_object(line.sampler or SAMPLER)
+        return guider.sample(noise, start, sampler, sigmas, disable_pbar=True, seed=seed_of(line, seed)).to("cpu")
+
+
+def seed_of(line: PromptLine, seed: int) -> int:
+    """The seed of a preview: its own, or that of all previews."""
+    return seed if line.seed is None else line.seed
+
+
+def check_samplers(prompts: Sequence[PromptLine]) -> None:
+    """Raises ValueError for a sampler or a scheduler that ComfyUI does not know."""
+    import comfy.samplers
+
+    names = comfy.samplers.KSampler
+    for number, line in enumerate(prompts, start=1):
+        for flag, name, known in (("ss", line.sampler, names.SAMPLERS), ("sc", line.scheduler, names.SCHEDULERS)):
+            if name and name not in known:
+                raise ValueError(
+                    f"Train Step: more preview prompts: prompt {number}: --{flag} is {name[:40]!r}, expected one of"
+                    f" {', '.join(known)}."
+                )
 
 
 def prepare_sampling(
-    patcher: Model, latent: Latent, seed: int, steps: int = 0
+    patcher: Model, latent: Latent, seed: int, line: PromptLine = PLAIN
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """What previews are sampled from: the latents, KSampler's noise for that seed, and the noise levels."""
     import comfy.samplers
 
     sampling = patcher.get_model_object("model_sampling")
     start = latents.prepare_latent(patcher, latent)
-    noise = latents.draw_noise(start, torch.Generator().manual_seed(seed))
-    schedule = "simple" if prediction_type(sampling) == "flow" else "normal"
-    return start, noise, comfy.samplers.calculate_sigmas(sampling, schedule, steps or STEPS)
+    noise = latents.draw_noise(start, torch.Generator().manual_seed(seed_of(line, seed)))
+    schedule = line.scheduler or ("simple" if prediction_type(sampling) == "flow" else "normal")
+    sampler = comfy.samplers.KSampler(patcher, line.steps or STEPS, "cpu", line.sampler or SAMPLER, schedule)
+    return start, noise, sampler.sigmas
 
 
 def set_up_guider(guider: Any, positive: Conditioning, negative: Conditioning | None, cfg: float | None = None) -> Any:
@@ -220,6 +249,37 @@ def save_pictures(pictures: torch.Tensor, run: str, name: str, text: str = "") -
     return files
 
 
+def save_media(video: Any, audio: Any, run: str, name: str) -> list[dict[str, str]]:
+    """Write ComfyUI's VIDEO as MP4 and the first sound of its AUDIO as WAV into the folder `previews` of a run, where
+    they are not None; returns their addresses as `save_pictures` does.
+    """
+    folder, files = folder_of(run), []
+    make_folders(Path(folder))
+    if video is not None:
+        file = f"{name}-0.mp4"
+        with tempfile.TemporaryDirectory(dir=folder, prefix=".") as drafts:  # it writes to a path, which may break off
+            video.save_to(os.path.join(drafts, file))
+            move_file(os.path.join(drafts, file), os.path.join(folder, file))
+        files.append(_view_address(run, file))
+    if audio is not None:
+        file = f"{name}-0.wav"
+        write_whole(os.path.join(folder, file), [_wave_of(audio["waveform"][0], audio["sample_rate"])])
+        files.append(_view_address(run, file))
+    return files
+
+
+def _wave_of(samples: torch.Tensor, rate: int) -> bytes:
+    """A WAV file, 16 bits, of samples (channels, T) in -1..1."""
+    whole = (samples.detach().float().cpu().clamp(-1, 1) * 32767).round().to(torch.int16)
+    body = io.BytesIO()
+    with wave.open(body, "wb") as file:
+        file.setnchannels(len(whole))
+        file.setsampwidth(2)
+        file.setframerate(rate)
+        file.writeframes(whole.T.contiguous().numpy().astype("<i2").tobytes())
+    return body.getvalue()
+
+
 def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
     """The name, without number and extension, of previews at a step of the run that began from the digest `start`.
 
@@ -231,16 +291,18 @@ def name_of(start: str, step: int, label: str, prompt: int = 0) -> str:
     return name
 
 
-NAME = re.compile(r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)\.jpg")
+_STEM = r"([0-9a-f]{12})-(\d{8})-(weights|average)(?:-p(\d{1,2}))?-(\d+)"
+NAME = re.compile(_STEM + r"\.jpg")
+_KEPT = re.compile(_STEM + r"\.(?:jpg|mp4|wav)")
 
 
 def list_kept(run: str, start: str, until: int) -> list[dict[str, Any]]:
     """The newest previews of a run up to a step, oldest first: their /view addresses, steps and labels; with several
     prompts also its number and text.
     """
-    matches = [one for one in map(NAME.fullmatch, names_in(folder_of(run))) if one]
+    matches = [one for one in map(_KEPT.fullmatch, names_in(folder_of(run))) if one]
     matches = [one for one in matches if one[1] == start[:12] and int(one[2]) <= until]
-    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5])))
+    matches.sort(key=lambda one: (int(one[2]), one[3] == "average", int(one[4] or 0), int(one[5]), one[0]))
     shown = []
     for match in matches[-MOST:]:
         picture: dict[str, Any] = {**_view_address(run, match[0]), "step": int(match[2]), "label": match[3]}

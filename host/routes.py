@@ -18,6 +18,8 @@ never paths.
                                       runs has reached
     GET  /graft/running               {"running": [{node, workflow, run, key, until}]}, the training steps that run
     POST /graft/stop?run=             ends the running step of that run after the step it is at; its state is kept
+    POST /graft/sample?run=           has it sample its previews after the step it is at
+    POST /graft/save?run=             has it keep its state after the step it is at
     GET  /graft/preferences?run=      {"folder", "pairs", "marked": [[better, worse]]}, two previews' names each
     POST /graft/preferences           {"run", "better", "worse"}, two previews' names: keeps them as a pair, and answers
                                       {"folder", "pairs", "name", "captioned"}
@@ -230,6 +232,18 @@ def _stop(request: Request) -> Answer:
     return 200, {"run": run, "stopping": True}
 
 
+def _make_ask(what: str) -> Callable[[Any], Answer]:
+    """What asks a running training step to sample its previews or to save its state now."""
+
+    def ask(request: Request) -> Answer:
+        run = named(request, "run")
+        if not events.ask_run(run, what):
+            return 409, {"error": f"no training step of run {run!r} is running that can {what} now"}
+        return 200, {"run": run, "asked": what}
+
+    return ask
+
+
 # --- what other files answer ------------------------------------------------------------------------------------------
 
 
@@ -256,6 +270,8 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/runs/{run}/{key}", _describe_state),
     ("get", "/graft/running", _list_running),
     ("post", "/graft/stop", _stop),
+    ("post", "/graft/sample", _make_ask("sample")),
+    ("post", "/graft/save", _make_ask("save")),
     ("get", "/graft/preferences", _answer_of("preference_routes", "marked")),
     ("get", "/graft/dataset/folders", _answer_of("dataset_routes", "folders")),
     ("get", "/graft/dataset/files", _answer_of("dataset_routes", "files")),

@@ -37,7 +37,19 @@ def apply_todo(patcher: Model, settings: ToDoSettings) -> tuple[Any, ToDo, list[
     call = ToDoCall(todo)
     put_call(clone, TODO_KEY, call)
     put_callback(clone, CallbacksMP.ON_PRE_RUN, TODO_KEY, call.begin_run)
-    return clone, todo, _todo_notes(todo, len(other_patches), earlier is not None)
+    notes = []
+    if earlier is not None:
+        notes.append("replaces the model's earlier token downsampling")
+    if other_patches and isinstance(todo, ToDoPatch):
+        notes.append(
+            f"other attn1 patches on the model: {len(other_patches)}; a block where they change the number of keys is"
+            " not downsampled; with HyperTile, each tile whose keys are whole rows of the image is downsampled by"
+            " itself"
+        )
+    kernel = attention_kernels.FEWER_KEYS.get(attention_kernel())
+    if kernel:
+        notes.append(kernel)
+    return clone, todo, notes
 
 
 def _without_todo(patcher: Model) -> tuple[Any, list[Any]]:
@@ -84,17 +96,3 @@ def attention_kernel() -> str:
 
 def _is_todo(patch: Any) -> bool:
     return str(getattr(patch, "identity", "")).startswith("todo ")  # by name: the pack may be imported twice
-
-
-def _todo_notes(todo: ToDo, others: int, replaced: bool) -> list[str]:
-    if replaced:
-        notes = ["replaces the model's earlier token downsampling"]
-    else:
-        notes = []
-    if others and isinstance(todo, ToDoPatch):
-        notes.append(
-            f"other attn1 patches on the model: {others}; a block where they change the number of keys is not"
-            " downsampled; with HyperTile, each tile whose keys are whole rows of the image is downsampled by itself"
-        )
-    kernel = attention_kernels.FEWER_KEYS.get(attention_kernel())
-    return [*notes, *([kernel] if kernel else [])]

@@ -13,7 +13,7 @@ from ..patches.core.calls import around
 from .autograd_inplace import AvoidInplaceOps
 from .comfyui_objects import Model, Vae
 from .denoiser import announce_training
-from .device_memory import half_type
+from .device_memory import half_type, limit_pinned_memory
 from .encoding import frame_step
 from .lora_stacks import list_patches
 from .network_state import keep_attributes, switch_to_eval
@@ -115,6 +115,7 @@ def open_vae(vae: Vae) -> Iterator[TrainableVAE]:
     import comfy.model_management as management
 
     patcher = whole_model(vae.patcher)
+    limit_pinned_memory()
     management.load_models_gpu([patcher], force_full_load=True)
     network = patcher.model
     with announce_training(), keep_attributes(network), switch_to_eval(network), AvoidInplaceOps():

@@ -12,6 +12,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..patches.lora_files.stack_rows import read_stack_rows
+from ..settings.declaration import raise_errors
 from ..storage.digest import sha256
 from ..storage.file_list import files_below
 from ..storage.problem_list import problem_lines
@@ -255,8 +256,7 @@ def _check_settings(sockets: Sequence[str], chosen: AverageSettings) -> None:
             "maximum rank only works with averaging method products: set maximum rank to 0, or averaging method to"
             " products"
         )
-    if errors:
-        raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
+    raise_errors("EMA Merge", errors)
 
 
 def _connection_errors(sockets: Sequence[str], profile: str) -> list[str]:

@@ -138,20 +138,24 @@ class GraftDataset(GraftNode):
         from .dataset_reader import DatasetReader
 
         _refuse_missing({"VAE": vae, "CLIP": clip})
-        if chosen.validation_folder:
+        measured = _measured_source(chosen)
+        if measured is not None:
             chosen = replace(chosen, validation=0.0)
         folder = chosen.folder
         placed = [said for name in (folder, chosen.validation_folder) if (said := place_pictures(name))]
         notes: list[str] = []
         if host.folders.is_dataset_config(folder):
             sources, notes = _config_sources(folder, chosen)
-            _refuse_two_regularizations(sources, regularization)
+            if regularization is not None and any(source.is_regularization for source in sources):
+                raise ValueError(
+                    "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is"
+                    " connected too: disconnect it, or take is_reg out."
+                )
         else:
             sources = [FolderSource(Path(host.folders.pictures_folder(folder)), chosen)]
-        if chosen.validation_folder:
+        if measured is not None:
             sources = [replace(source, settings=replace(source.settings, validation=0.0)) for source in sources]
-            measured = replace(chosen, caption_dropout=0.0, batch_size=0)
-            sources.append(FolderSource(_validation_folder(chosen.validation_folder), measured, is_validation=True))
+            sources.append(measured)
         return DatasetReader(vae, clip, chosen).read(sources, regularization, more_images, notes, placed)
 
 
@@ -162,12 +166,22 @@ def _config_sources(folder: str, chosen: FolderSettings) -> Any:
     return read_config(Path(host.folders.input_file(folder)), root, FolderSource(root, chosen))
 
 
-def _refuse_two_regularizations(sources: Sequence[FolderSource], regularization: TrainingData | None) -> None:
-    if regularization is not None and any(source.is_regularization for source in sources):
+def _measured_source(chosen: FolderSettings) -> FolderSource | None:
+    """The images that only measure the loss: of the validation folder, or those that `validation` of filters chooses
+    from the image folder. None where neither is given.
+    """
+    own = chosen.filters.validation
+    if not chosen.validation_folder and own is None:
+        return None
+    settings = replace(chosen, validation=0.0, caption_dropout=0.0, batch_size=0, filters=own or chosen.filters)
+    if chosen.validation_folder:
+        return FolderSource(_validation_folder(chosen.validation_folder), settings, is_validation=True)
+    if host.folders.is_dataset_config(chosen.folder):
         raise ValueError(
-            "Dataset: dataset_config.toml has regularization images (is_reg), and a regularization dataset is connected"
-            " too: disconnect it, or take is_reg out."
+            "Dataset: validation of filters needs a validation folder beside dataset_config.toml: give one, or take"
+            " validation out."
         )
+    return FolderSource(Path(host.folders.pictures_folder(chosen.folder)), settings, is_validation=True)
 
 
 def _folders_of(folder: str, digest: Any) -> list[Path]:

@@ -59,6 +59,7 @@ class DatasetReader:
         sources = [replace(one, settings=replace(one.settings, frame_step=self.frame_step)) for one in sources]
         check = host.events.raise_if_interrupted
         listings = [read_folder(source.folder, source.settings, self.cache, check) for source in sources]
+        listings = _set_measured_apart(sources, listings)
         methods = [self._control_method(source, listing) for source, listing in zip(sources, listings, strict=True)]
         self.progress = host.events.progress_bar(sum(len(listing.entries) for listing in listings))
         read = list(zip(sources, listings, strict=True))
@@ -177,3 +178,25 @@ class DatasetReader:
     def _on_progress(self, done: int) -> None:
         self.progress(self.done + done)
         host.events.raise_if_interrupted()
+
+
+def _set_measured_apart(sources: Sequence[FolderSource], listings: Sequence[FolderListing]) -> list[FolderListing]:
+    """The listings, without the images that `validation` of filters has chosen to measure among those to train on."""
+    measured = {
+        entry.sha256
+        for source, listing in zip(sources, listings, strict=True)
+        if source.is_validation and not source.settings.validation_folder
+        for entry in listing.entries
+    }
+    apart: list[FolderListing] = []
+    for source, listing in zip(sources, listings, strict=True):
+        if measured and not source.is_validation:
+            train = tuple(entry for entry in listing.train if entry.sha256 not in measured)
+            if not train:
+                raise ValueError(
+                    f"Dataset: validation of filters chooses every image of {listing.folder.name!r}, so none is left to"
+                    " train on. Let it choose fewer, as consider_every_nth: 8 does."
+                )
+            listing = replace(listing, train=train)
+        apart.append(listing)
+    return apart

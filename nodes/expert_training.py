@@ -86,7 +86,7 @@ class ExpertTraining:
             return [skip_training(call.state) for call in self.calls]
         every = callbacks.preview_every
         with ExitStack() as stack:
-            stops = [stack.enter_context(call.announce(chosen.tensorboard)) for call in self.calls]
+            stops = [stack.enter_context(call.announce(chosen)) for call in self.calls]
             callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
@@ -111,7 +111,7 @@ class ExpertTraining:
             subject = self.calls[0].state.subject
             self.prompts = preview_prompts(subject, self.sampled, encoded_prompts(subject, self.sampled))
         for label in ("weights", "average"):
-            if label == "average" and not states[0].average:
+            if not self.sampled.shows(label) or (label == "average" and not states[0].average):
                 continue
             loras = [task_of(state).lora_model(state, label == "average") for state in states]
             models = [with_lora(state, None, lora).model for state, lora in zip(states, loras, strict=True)]
@@ -124,20 +124,19 @@ class ExpertTraining:
     ) -> None:
         """Samples one prompt. The images are kept with the runs of both experts, as they are the pair's."""
         high, low = self.calls
-        sampled = self.sampled
         latents = pair_previews.sample_pair(
             models,
             boundary,
             prompt.conditioning,
             prompt.negative,
-            sampled.latent,
-            high.seed if prompt.seed is None else prompt.seed,
-            prompt.steps,
-            prompt.cfg,
+            high.latent_of(prompt),
+            high.seed,
+            prompt.line,
         )
         decoded = host.previews.decode_alone(high.state.subject.vae, latents)
-        high.save_preview(decoded, prompt, step, label)
-        low.show_preview(low.save_preview(decoded, prompt, step, label), step)  # the one that the panel shows now
+        said = step, label, prompt.number, prompt.line.text
+        high.save_preview(decoded, *said)
+        low.show_preview(low.save_preview(decoded, *said), step)  # the one that the panel shows now
 
     def _report(self, outcomes: Sequence[Any]) -> str:
         parts = []

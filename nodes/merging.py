@@ -60,15 +60,6 @@ def _losses(merged: Any, entries: Sequence[LoraEntry], method: str) -> list[str]
     return lines
 
 
-def _embeddings_left_out(entries: Sequence[LoraEntry]) -> list[str]:
-    lines = []
-    for entry in entries:
-        names = key_formats.embedding_names(entry.state_dict)
-        if names:
-            lines.append(f"{entry.name}: {len(names)} embeddings in the file are left out ({', '.join(names)})")
-    return lines
-
-
 class GraftMergeLoRAs(GraftNode):
     """Merges a stack of LoRAs into one LoRA."""
 
@@ -138,7 +129,13 @@ class GraftMergeLoRAs(GraftNode):
         entries = lora_entries(rows)
         if model is None:
             merged = merge.merge_loras(entries, rank, host.events.raise_if_interrupted, chosen)
-            left_out = _embeddings_left_out(entries)
+            left_out = []
+            for entry in entries:
+                names = key_formats.embedding_names(entry.state_dict)
+                if names:
+                    left_out.append(
+                        f"{entry.name}: {len(names)} embeddings in the file are left out ({', '.join(names)})"
+                    )
         else:
             changes, left_out = host.lora_stacks.lora_changes(model, clip, entries)
             merged = merge.merge_changes(changes, rank, host.events.step_counter(len(changes)), chosen)

@@ -88,7 +88,10 @@ def _make_samples(
         of_latent = graph.latents_of(latent, number)
         tensors += of_latent
         sizes.append(len(of_latent))
-    _check_channels(tensors)
+    channels = sorted({(parts[0] if parts else latent.shape)[0] for latent, parts in tensors})
+    if len(channels) > 1:
+        found = " and ".join(map(str, channels))
+        raise ValueError(f"Samples: latents have {found} channels: use the same VAE for all of them.")
     flat_masks = [mask for one in masks for mask in graph.masks_of(one)]
     by_sample = _conditionings(conditionings, sizes)
     texts = _spread(list(captions) or [""], sizes, "captions")
@@ -99,7 +102,7 @@ def _make_samples(
         if mask is not None:
             shape = parts[0] if parts else latent.shape
             samples.check_takes_mask(f"sample {number + 1}", shape)
-            mask = _fit_mask(mask, shape)
+            mask = F.interpolate(mask[None], size=tuple(shape[-2:]), mode="area")[0]
         made.append(Sample(latent, conditioning, texts[number].strip(), mask, parts))
     return made
 
@@ -112,13 +115,6 @@ def _conditionings(given: Sequence[Any], sizes: Sequence[int]) -> list[Condition
         return _spread(converted, sizes, "conditionings")
     of_latents = map(graph.conditionings_of, given, names, sizes)
     return [one for of_latent in of_latents for one in of_latent]
-
-
-def _check_channels(latents: Sequence[tuple[torch.Tensor, Parts]]) -> None:
-    channels = sorted({(parts[0] if parts else latent.shape)[0] for latent, parts in latents})
-    if len(channels) > 1:
-        found = " and ".join(map(str, channels))
-        raise ValueError(f"Samples: latents have {found} channels: use the same VAE for all of them.")
 
 
 def _spread(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
@@ -136,11 +132,6 @@ def _spread(values: Sequence[T], sizes: Sequence[int], name: str) -> list[T]:
     raise ValueError(
         f"Samples: {count} latents and {len(values)} {name}: connect as many {name} as latents, or one for all."
     )
-
-
-def _fit_mask(mask: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-    """A mask (1, H, W) at the size of a latent of that shape, by area."""
-    return F.interpolate(mask[None], size=tuple(shape[-2:]), mode="area")[0]
 
 
 def _empty_conditioning(empty: Any, clip: Clip) -> Conditioning | None:

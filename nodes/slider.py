@@ -58,7 +58,12 @@ class GraftSlider(GraftNode):
         if chosen.takes_prompts:
             made = _make_of_prompts(chosen, clip, vae, dataset)
         else:
-            made = _make_of_pairs(chosen, dataset)
+            if dataset is None:
+                raise ValueError(
+                    "Slider: slider method picture pairs needs a dataset. Connect Dataset: a folder of pairs,"
+                    " name.win.png and name.lose.png."
+                )
+            made = sliders.make_pair_dataset(chosen, dataset)
         report = "\n".join(sliders.describe(made))
         return io.NodeOutput(made, report, ui={"text": [report]})
 
@@ -89,17 +94,6 @@ def _make_of_prompts(settings: SliderSettings, clip: Clip, vae: Vae, dataset: Tr
     hashes = vae_hash.digest, f"{clip_hash.digest} 0"
     unhashed = vae_hash.unhashed + clip_hash.unhashed
     return sliders.make_noise_dataset(settings, latent, size, conditionings, hashes, unhashed=unhashed)
-
-
-def _make_of_pairs(settings: SliderSettings, dataset: TrainingData | None) -> TrainingData:
-    from ..training.data import sliders
-
-    if dataset is None:
-        raise ValueError(
-            "Slider: slider method picture pairs needs a dataset. Connect Dataset: a folder of pairs, name.win.png and"
-            " name.lose.png."
-        )
-    return sliders.make_pair_dataset(settings, dataset)
 
 
 NODES = [GraftSlider]

@@ -51,26 +51,28 @@ class Subject(NamedTuple):
 
 
 class PreviewInputs(NamedTuple):
-    """What the previews of Train Step are sampled from; `prompts` are lines of text, read."""
+    """What the previews of Train Step are sampled from; `prompts` are lines of text, read, and `chosen` says how."""
 
     positive: Any
     negative: Any
     latent: Any
     prompts: Sequence[PromptLine]
+    chosen: StepSettings
+
+    def shows(self, label: str) -> bool:
+        """Whether previews are sampled with the weights, or with the average."""
+        return self.chosen.preview_of in ("both", label)
 
 
 class PreviewPrompt(NamedTuple):
-    """A prompt of previews: its number (0 is the positive), its text where that is known, what it and its negative are
-    encoded as, and what its flags set.
+    """A prompt of previews: its number (0 is the positive), what it and its negative are encoded as, and its line: its
+    text, where that is known, and what its flags set.
     """
 
     number: int
-    text: str
     conditioning: Any
-    negative: Any = None
-    seed: int | None = None
-    steps: int = 0
-    cfg: float | None = None
+    negative: Any
+    line: PromptLine
 
 
 def plan_steps(
@@ -117,11 +119,11 @@ def step_count(state: TrainState, chosen: StepSettings) -> int:
     return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
 
 
-def with_lora(state: TrainState, clip: Clip, lora: Any) -> PatchedModels:
-    """A state's model, with a LoRA that was trained for it, and the CLIP with it."""
+def with_lora(state: TrainState, clip: Clip, lora: Any, strength: float = 1.0) -> PatchedModels:
+    """A state's model, with a LoRA that was trained for it at a strength, and the CLIP with it."""
     terminal = state.settings.objective.zero_terminal_snr
     model = host.model_sampling.with_zero_terminal_snr(state.subject.model, terminal)
-    entries = [LoraEntry(f"{state.run} at step {state.step}", lora)]
+    entries = [LoraEntry(f"{state.run} at step {state.step}", lora, strength, strength)]
     return host.lora_stacks.apply_lora_stack(model, clip, entries, trained_on=trained_words(state))
 
 
@@ -187,7 +189,7 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
 
     Its `training_only` switches that LoRA off for previews; None without one.
     """
-    from ..host import trainable_vae, training_only
+    from ..host import memory_planning, trainable_vae, training_only
     from ..training.data.cache import QUANTIZED
     from ..training.memory.quantized_base.kept_weights import KeptWeights
     from ..training.tasks.registry import trains_vae
@@ -216,6 +218,9 @@ def open_denoiser(state: TrainState, layers: bool = False) -> Iterator[Any]:
         training_only.attach(denoiser.patcher, subject.training_only) as switched,
     ):
         denoiser.training_only = switched
+        optimizer = state.settings.optimizer
+        if subject.dataset is not None and optimizer.offload == "layers" and not optimizer.swapped_blocks:
+            denoiser.room_for_blocks = memory_planning.room_for_blocks(state)
         if state.start.adapter.quantized_base:
             denoiser.kept_weights = KeptWeights(Path(host.folders.training_folder()) / "cache" / QUANTIZED)
         yield denoiser
@@ -229,6 +234,11 @@ def _check(state: TrainState, chosen: StepSettings, sampled: PreviewInputs) -> N
     if subject.dataset is None and (chosen.steps or chosen.epochs):
         raise ValueError(
             "Train Step: the state was loaded without its dataset. Connect the dataset to Load State to train further."
+        )
+    if chosen.preview_every and chosen.preview_of == "average" and not state.average:
+        raise ValueError(
+            "Train Step: previews show is average, and this run has none: connect EMA Settings to Start Training, or"
+            " set previews show to weights."
         )
     if (
         chosen.preview_every
@@ -273,16 +283,18 @@ def trigger_of(subject: Subject) -> str:
 
 def preview_prompts(subject: Subject, sampled: PreviewInputs, encoded: Mapping[str, Any]) -> list[PreviewPrompt]:
     """The prompts of previews: the positive, and the lines with what their texts were encoded as."""
+    from ..training.run.preview_prompts import PromptLine
+
     prompts = []
     if sampled.positive is not None:
-        prompts.append(PreviewPrompt(0, "", sampled.positive, sampled.negative))
+        prompts.append(PreviewPrompt(0, sampled.positive, sampled.negative, PromptLine()))
     for number, line in enumerate(preview_lines(subject, sampled), start=1):
         negative = sampled.negative
         needed = line.needed_negative
         if needed is not None and (line.negative is not None or negative is None):
             negative = encoded[needed]
         positive = host.previews.with_guidance(encoded[line.text], line.guidance)
-        prompts.append(PreviewPrompt(number, line.text, positive, negative, line.seed, line.steps, line.cfg))
+        prompts.append(PreviewPrompt(number, positive, negative, line))
     return prompts
 
 
@@ -306,7 +318,8 @@ class StepCall:
 
         until = state.step + steps
         key = target_key(state, steps)
-        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until)
+        prompt = host.events.running_prompt()
+        self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until, prompt)
         self.state, self.sampled = state, sampled
         self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress_bar(steps), Throughput(until)
@@ -325,9 +338,10 @@ class StepCall:
         from ..training.run import call as runs
 
         state, subject = self.state, self.state.subject
-        self.previewing = callbacks.preview_every > 0
+        self.previewing = callbacks.preview_every > 0 or self.has_preview_inputs()
+        self.note_abilities(self.previewing)
         store = self.store()
-        with self.announce(chosen.tensorboard) as should_stop:
+        with self.announce(chosen) as should_stop:
             callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
@@ -337,6 +351,19 @@ class StepCall:
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
+
+    def has_preview_inputs(self) -> bool:
+        """Whether previews can be sampled now and then, where none are planned."""
+        if self.shows is None or self.shows.shown is not None:
+            return self.shows is not None
+        subject, sampled = self.state.subject, self.sampled
+        try:
+            host.previews.check_inputs(
+                sampled.positive, sampled.negative, sampled.latent, subject.vae, sampled.prompts, subject.clip
+            )
+        except ValueError:
+            return False
+        return True
 
     def store(self) -> Store | None:
         """Where the run's results are stored; None where they cannot be."""
@@ -349,7 +376,7 @@ class StepCall:
         return Store(host.folders.training_folder(), self.state.run, versions, host.folders.store_limit())
 
     @contextmanager
-    def announce(self, tensorboard: bool) -> Iterator[Callable[[], bool]]:
+    def announce(self, chosen: StepSettings) -> Iterator[Callable[[], bool]]:
         """A context in which pages see the call and can stop it: it yields whether somebody asked for that."""
         from ..ema.host_offload import offload_note
         from ..training.reports.tensorboard import Writer
@@ -362,11 +389,11 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if tensorboard:
+        if chosen.tensorboard:
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16])
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds)
         try:
-            with host.events.announce_call(self.events), host.events.allow_stopping(state.run) as should_stop:
+            with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
         finally:
             if self.writer is not None:
@@ -379,7 +406,19 @@ class StepCall:
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
+            take_wish=self.events.take_wish,
+            save_asked=self.report_saved,
         )
+
+    def report_saved(self, state: TrainState) -> None:
+        """Tells pages that the state was saved as asked."""
+        host.events.send_event("graft.saved", {**self.events.event_fields, "step": state.step})
+
+    def note_abilities(self, samples: bool) -> None:
+        """Notes what the call can be asked for while it trains: `samples` says whether it has what previews need."""
+        group = process_group.current()
+        can = {"sample": samples and not group.shard, "save": not self.state.subject.unhashed and not group.shard}
+        self.events.can = tuple(what for what, is_able in can.items() if is_able)
 
     def open_denoiser(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
@@ -432,9 +471,9 @@ class StepCall:
         """
         import torch
 
-        label = "weights"
-        if average:
-            label = "average"
+        label = "average" if average else "weights"
+        if not self.sampled.shows(label):
+            return
         preview = self.shows
         assert preview is not None
         if preview.shown is not None:
@@ -442,7 +481,7 @@ class StepCall:
             for image in preview.images:
                 host.events.raise_if_interrupted()
                 pictures.append(preview.shown(denoiser, image))
-            self.show_preview(self.save_preview(pictures, PreviewPrompt(0, "", None), step, label), step)
+            self.show_preview(self.save_preview(pictures, step, label), step)
             return
         without: AbstractContextManager[None] = nullcontext()
         if denoiser.training_only is not None:
@@ -455,14 +494,17 @@ class StepCall:
                     with at_strength(strength):
                         beside.append(self.sample_images(prompt, denoiser.patcher))
                 images = torch.cat(beside, dim=2)
-                self.show_preview(self.save_preview(images, prompt, step, label), step)
+                self.show_preview(self.save_preview(images, step, label, prompt.number, prompt.line.text), step)
+
+    def latent_of(self, prompt: PreviewPrompt) -> Any:
+        """The latent of a prompt: the one that is connected, at the size that the prompt's flags set."""
+        line = prompt.line
+        return host.latents.at_size(self.sampled.latent, self.state.subject.vae, line.width, line.height)
 
     def sample_images(self, prompt: PreviewPrompt, patcher: Model) -> Tensor:
         """The images (B, h, w, 3) in 0..1 of one prompt."""
-        seed = self.seed if prompt.seed is None else prompt.seed
-        latents = host.previews.sample(
-            patcher, prompt.conditioning, prompt.negative, self.sampled.latent, seed, prompt.steps, prompt.cfg
-        )
+        latent = self.latent_of(prompt)
+        latents = host.previews.sample(patcher, prompt.conditioning, prompt.negative, latent, self.seed, prompt.line)
         return host.previews.decode(self.state.subject.vae, latents, patcher)
 
     @property
@@ -470,15 +512,24 @@ class StepCall:
         """The seed of previews."""
         return self.state.start.seed % 2**63
 
-    def save_preview(self, decoded: Any, prompt: PreviewPrompt, step: int, label: str) -> list[dict[str, Any]]:
-        """Writes the images of a prompt, and returns what a page is told of them."""
-        name = host.previews.name_of(self.state.start.digest, step, label, prompt.number)
-        files = host.previews.save_pictures(decoded, self.state.run, name, prompt.text)
+    def save_preview(
+        self, decoded: Any, step: int, label: str, prompt: int = 0, words: str = ""
+    ) -> list[dict[str, Any]]:
+        """Writes the images of a prompt, by its number and text, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label, prompt)
+        files = host.previews.save_pictures(decoded, self.state.run, name, words)
         self.pictures += [{**file, "display_name": f"step {step}, {label}"} for file in files]
+        if self.writer is not None:
+            self.writer.write_pictures(step, f"{words or 'preview'} ({label})", decoded)
         said: dict[str, Any] = {"label": label}
-        if prompt.number:
-            said.update(prompt=prompt.number, text=prompt.text)
+        if prompt:
+            said.update(prompt=prompt, text=words)
         return [{**file, **said} for file in files]
+
+    def save_media(self, video: Any, audio: Any, step: int, label: str) -> list[dict[str, Any]]:
+        """Writes the video and the sound of a preview, where there are any, and returns what a page is told of them."""
+        name = host.previews.name_of(self.state.start.digest, step, label)
+        return [{**file, "label": label} for file in host.previews.save_media(video, audio, self.state.run, name)]
 
     def show_preview(self, pictures: list[dict[str, Any]], step: int) -> None:
         """Shows images on the node."""

@@ -22,6 +22,7 @@ from .schema import (
     GraftNode,
     LoraModel,
     LossMap,
+    Previews,
     Settings,
     TrainState,
     inputs_of,
@@ -33,10 +34,13 @@ from .schema import (
 
 if TYPE_CHECKING:
     from ..host.comfyui_objects import Clip, Conditioning, Latent, Model, Vae
+    from ..host.preview_graph import PreviewGraph
     from ..host.training_only import TrainingOnlyLora
     from ..training import state as states
     from ..training.data.dataset import Dataset as TrainingData
     from ..training.expert_pair import ExpertPair
+    from .graph_previews import PausingStep
+    from .previews import Shown
 
 
 def training_only_lora(model: Model, lora_stack: Any, full_weights: bool = False) -> TrainingOnlyLora | None:
@@ -300,6 +304,7 @@ def _begin(
         sigma,
         training_only=switched.report if switched else "",
         takes_picture=takes_picture(model.model),
+        ranks=current().as_ranks,
     )
     memory = memory_planning.report_at_start(state, foreign)
     return state, "\n".join([report, *memory, *notes])
@@ -359,7 +364,8 @@ class TrainStep(GraftNode):
             ),
             **search_aliases("train", "lora training", "fine-tune", "train lora"),
             is_output_node=True,
-            hidden=[io.Hidden.unique_id],
+            hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
+            enable_expand=True,
             inputs=[
                 TrainState.Input("state", tooltip="From Start Training, Load State or another Train Step."),
                 *inputs_of(cls.settings_class),
@@ -376,6 +382,15 @@ class TrainStep(GraftNode):
                     tooltip=(
                         "Optional. New optimizer, loss and noise settings from this step on. If left empty, the"
                         " settings already in the state are used."
+                    ),
+                ),
+                Previews.Input(
+                    "previews",
+                    optional=True,
+                    lazy=True,  # its nodes run at each preview, and never by themselves
+                    tooltip=(
+                        "Optional. From Preview End: samples the previews with your own nodes, from Preview Begin to"
+                        " there, in place of positive, negative and latent."
                     ),
                 ),
             ],
@@ -400,29 +415,41 @@ class TrainStep(GraftNode):
         return str(host.events.stop_count())
 
     @classmethod
+    def check_lazy_status(cls, state: Any = None, **_: Any) -> list[str]:
+        """What a preview has made is needed only to go on after it."""
+        from .graph_previews import PausingStep
+
+        return ["previews"] if isinstance(state, PausingStep) else []
+
+    @classmethod
     def execute(
         cls,
-        state: states.TrainState | ExpertPair,
+        state: states.TrainState | ExpertPair | PausingStep,
         chosen: StepSettings,
         positive: Conditioning | None = None,
         negative: Conditioning | None = None,
         latent: Latent | None = None,
         settings: TrainingSettings | None = None,
+        previews: Shown | None = None,
     ) -> io.NodeOutput:
         from ..training.distributed import process_group
         from ..training.expert_pair import ExpertPair
         from ..training.run.loop import Callbacks
+        from .graph_previews import PausingStep
         from .step_call import PreviewInputs, StepCall, outputs, plan_steps
 
+        if isinstance(state, PausingStep):
+            return state.go_on(previews)
         group = process_group.current()
         settings = settings or TrainingSettings()
         optimizer, objective = settings.optimizer, settings.objective
         if optimizer is not None:
             optimizer = optimizers.spread_over_ranks(optimizer, group.as_ranks)
-        sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen))
+        sampled = PreviewInputs(positive, negative, latent, _preview_prompts(chosen), chosen)
         callbacks = Callbacks(
             validate_every=chosen.validate_every,
             snapshot_every=chosen.snapshot_every,
+            keep_every=chosen.keep_every,
             snapshot_minutes=chosen.snapshot_minutes,
             preview_every=chosen.preview_every,
         )
@@ -430,6 +457,10 @@ class TrainStep(GraftNode):
         if cls.hidden:
             node = cls.hidden.unique_id
         place = node, _workflow_id(cls.hidden)
+        graph = _preview_graph(cls.hidden, len(cls.define_schema().outputs))
+        if graph is not None:
+            _check_own_graph(state, group.size)
+            chosen, every = replace(chosen, preview_every=0), chosen.preview_every
         _check_change(settings, state.high if isinstance(state, ExpertPair) else state)
         if isinstance(state, ExpertPair):
             from .expert_training import ExpertTraining
@@ -439,6 +470,8 @@ class TrainStep(GraftNode):
         planned, steps = plan_steps(state, chosen, optimizer, objective, sampled)
         group.meet_at(str(node))
         call = StepCall(planned, steps, place, sampled)
+        if graph is not None and steps:
+            return PausingStep(call, steps, callbacks, chosen, every, graph).go_on()
         try:
             result, report = call.train(steps, callbacks, chosen)
         except process_group.RemoteRankError as error:
@@ -468,6 +501,31 @@ def _check_change(settings: TrainingSettings, state: states.TrainState) -> None:
             )
 
 
+def _preview_graph(hidden: Any, outputs: int) -> PreviewGraph | None:
+    """The nodes that make the previews of the Train Step that runs; None without any."""
+    from ..host.preview_graph import find_preview_graph
+
+    if hidden is None or hidden.dynprompt is None:
+        return None
+    return find_preview_graph(hidden.dynprompt, hidden.unique_id, outputs)
+
+
+def _check_own_graph(state: Any, ranks: int) -> None:
+    """Raises ValueError where previews cannot be sampled by nodes of the workflow."""
+    from ..training.expert_pair import ExpertPair
+
+    problem = ""
+    if isinstance(state, ExpertPair):
+        problem = "this training state is of a pair of experts, whose previews need both models"
+    elif ranks > 1:
+        problem = "this training runs on several ranks"
+    if problem:
+        raise ValueError(
+            f"Train Step: previews is connected, and {problem}. Disconnect it, and connect positive prompt and latent"
+            " for simple previews."
+        )
+
+
 def _workflow_id(hidden: Any) -> str | None:
     """The id of the editor's workflow that a node runs in, None where it has none: new ones have zeros."""
     sent = getattr(hidden, "extra_pnginfo", None)
@@ -486,7 +544,9 @@ def _preview_prompts(chosen: StepSettings) -> list[Any]:
         from ..training.reports.tensorboard import check
 
         check()
-    return preview_prompts(chosen.prompts)
+    prompts = preview_prompts(chosen.prompts)
+    host.previews.check_samplers(prompts)
+    return prompts
 
 
 NODES = [GraftTrainStart, GraftTrainPairStart, TrainStep]

@@ -94,7 +94,13 @@ def trained_vae(state: TrainState, average: bool) -> tuple[Any, str]:
     elif state.subject.dataset is None:
         lines.append("loaded without a dataset, so how far the latents have moved is not measured")
     else:
-        moved = _measure_movement(state, vae)
+        latents = []
+        for one in (state.subject.vae, vae):
+            with autoencoders.open_vae(one) as coder:
+                latents.append(
+                    measures.latents_of(coder, state.subject.dataset.held_out, state.start.task_settings.crop)
+                )
+        moved = measures.movement(*latents)
         bound = state.start.task_settings.latent_bound
         if moved > bound:
             raise ValueError(
@@ -104,12 +110,3 @@ def trained_vae(state: TrainState, average: bool) -> tuple[Any, str]:
             )
         lines.append(f"the latents of held-out images have moved by {moved:.3g} of their standard deviation")
     return vae, "\n".join(lines)
-
-
-def _measure_movement(state: TrainState, vae: Vae) -> float:
-    """How far the latents of held-out pictures have moved from those of the VAE that was trained."""
-    latents = []
-    for one in (state.subject.vae, vae):
-        with autoencoders.open_vae(one) as coder:
-            latents.append(measures.latents_of(coder, state.subject.dataset.held_out, state.start.task_settings.crop))
-    return measures.movement(*latents)

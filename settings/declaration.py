@@ -12,7 +12,7 @@ the tables of docs/coming_from.md and of the help pages:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from numbers import Integral, Real
 from typing import Any
@@ -123,6 +123,26 @@ def read_values(settings: Any) -> list[str]:
     return errors
 
 
+def check_values(settings: Any, node: str, *rules: Callable[[Any], Iterable[str]]) -> None:
+    """Read the values of a dataclass's settings, on its creation.
+
+    Args:
+        settings: the new dataclass, whose values `read_values` reads.
+        node: what the settings belong to, as errors name it.
+        rules: what is wrong with several values together; asked where each value is fine by itself.
+
+    Raises:
+        ValueError: with everything that is wrong.
+    """
+    raise_errors(node, read_values(settings) or [error for rule in rules for error in rule(settings)])
+
+
+def raise_errors(node: str, errors: Sequence[str]) -> None:
+    """Raise ValueError with everything that is wrong with the settings of a node, if anything is."""
+    if errors:
+        raise ValueError(f"{node}: {'; '.join(errors)}.")
+
+
 def value_error(
     label: str,
     kind: type,
@@ -139,21 +159,17 @@ def value_error(
     if kind is bool:
         return "" if isinstance(value, bool) else f"{label} is {value!r}, expected true or false"
     if kind is str:
-        return _text_error(label, value, options)
+        if not isinstance(value, str):
+            return f"{label} is {value!r}, expected text"
+        if options is not None and value not in options:
+            return f"{label} is {value!r}, expected one of {', '.join(options)}"
+        return ""
     if not _is_number(value, kind):
         what = "a whole number" if kind is int else "a number"
         return f"{label} is {value!r}, expected {what}{_range_text(low, high)}"
     number: Any = value  # a whole number stays one: as a float, 2^64 - 1 is beyond a bound of 2^64 - 1
     if (low is not None and number < low) or (high is not None and number > high):
         return f"{label} is {value}, expected{_range_text(low, high)}"
-    return ""
-
-
-def _text_error(label: str, value: object, options: Sequence[str] | None) -> str:
-    if not isinstance(value, str):
-        return f"{label} is {value!r}, expected text"
-    if options is not None and value not in options:
-        return f"{label} is {value!r}, expected one of {', '.join(options)}"
     return ""
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from typing import Any
 
 from .regular_file import open_regular
@@ -20,10 +21,18 @@ def read_bounded(path: str | os.PathLike[str], most: int) -> bytes:
     return content
 
 
-def read_json(path: str | os.PathLike[str], most: int) -> Any:
-    """The content of a JSON file of at most `most` bytes. Raises ValueError, which says why, when it cannot be read."""
+_TEXT_OR_COMMENT = re.compile(r'"(?:[^"\\]|\\.)*"|#[^\n]*')
+
+
+def read_json(path: str | os.PathLike[str], most: int, has_comments: bool = False) -> Any:
+    """The content of a JSON file of at most `most` bytes; `has_comments` reads past what stands behind a # up to the
+    end of its line. Raises ValueError, which says why, when it cannot be read.
+    """
     try:
-        return json.loads(read_bounded(path, most).decode("utf-8-sig"))
+        text = read_bounded(path, most).decode("utf-8-sig")
+        if has_comments and "#" in text:
+            text = _TEXT_OR_COMMENT.sub(lambda found: "" if found[0][0] == "#" else found[0], text)
+        return json.loads(text)
     except UnicodeDecodeError as error:
         raise ValueError(f"is not UTF-8 text ({error.reason} at byte {error.start})") from error
     except (ValueError, RecursionError) as error:

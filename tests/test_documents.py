@@ -5,6 +5,8 @@ import re
 from pathlib import Path
 
 import pytest
+from graft_nodes import dev
+from graft_nodes.headless import command
 from graft_nodes.tests.test_help_pages import links, locale, said_by_the_code
 from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from PIL import Image
@@ -80,6 +82,49 @@ def test_every_document_is_named_in_the_readme():
     assert not [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in text]
 
 
+def commands():
+    """(page, words) of every line in a page that runs Graft or dev.py, in code and in the running text."""
+    python = r"(?:python3? -m graft_nodes|\S*python\S* \S*custom_nodes[/\\]graft-nodes|graft)"
+    graft = rf"{python} (?=(?:run|plan|check|doctor|editor)\b)"
+    for page in [*PAGES, *HELP_PAGES]:
+        text = page.read_text(encoding="utf-8")
+        for program, rest in re.findall(rf"({graft}|python dev\.py )([^`\n|]*)", text):
+            words = re.findall(r'"[^"]*"|\S+', rest.partition("  #")[0])
+            yield page, "dev" if "dev.py" in program else "graft", [word.strip('"') for word in words]
+
+
+def test_every_command_and_option_of_the_pages_is_there():
+    """What the words are given to is not run, as it takes hours or needs a person's files."""
+    (choices,) = (action.choices for action in command.build_parser()._actions if action.dest == "command")
+    options = {name: set(parser._option_string_actions) for name, parser in choices.items()}
+    developers = dict(re.findall(r"^python dev\.py ([\w-]+)()", dev.__doc__, re.MULTILINE))
+    found, wrong = 0, []
+    for page, program, words in commands():
+        known = developers if program == "dev" else options
+        name = words[0].rstrip(".,:;)")
+        given = [
+            re.sub(r"[=\]).,:;].*", "", word.lstrip("[")) for word in words[1:] if word.lstrip("[").startswith("--")
+        ]
+        found += 1
+        if name not in known or (program == "graft" and not set(given) <= options[name]):
+            wrong.append((page.name, program, words))
+    assert found > 80
+    assert not wrong
+
+
+def test_workflows_that_commands_name_can_run():
+    """Those that are in the tree: what a command would set is set."""
+    named = [
+        (page, words)
+        for page, program, words in commands()
+        if program == "graft" and "example_workflows" in " ".join(words)
+    ]
+    assert named
+    for page, (_, path, *rest) in named:
+        file = ROOT / path[path.index("example_workflows") :]
+        assert command.main(["check", str(file), "--embedded", *rest]) == 0, (page.name, path)
+
+
 def test_the_commands_to_try_it_stand_alone():
     assert "```\npython dev.py demo\npython dev.py test\n```" in (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -139,6 +184,7 @@ def titles_in(folder):
 
 def test_the_readme_names_every_blueprint_and_every_template():
     named = set(re.findall(r"(?<!\*)\*([^*\n]+(?:\n[^*\n]+)?)\*(?!\*)", readme()))
+    assert len(readme().splitlines()) < 200
     named = {" ".join(name.split()) for name in named}
     assert len(titles_in("subgraphs")) == 2
     assert titles_in("subgraphs") <= named
@@ -184,8 +230,8 @@ def kinds_of_the_settings(node, inner):
     return [into[slot["name"]] for slot in node["inputs"] if "widget" in slot]
 
 
-def test_the_numbers_in_the_readme_are_counted():
-    text = readme()
+def test_the_numbers_of_the_nodes_page_are_counted():
+    text = (ROOT / "docs" / "nodes.md").read_text(encoding="utf-8")
     assert f"- With {len(list(OPTIMIZERS))} optimizers" in text
     hosts = re.findall(r"0\.\d+\.\d+", (ROOT / "docs" / "families.md").read_text(encoding="utf-8").splitlines()[2])
     assert f"in {['no', 'one', 'two', 'three', 'four'][len(hosts)]} versions of ComfyUI" in text

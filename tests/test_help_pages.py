@@ -71,15 +71,15 @@ def expected_outputs(schema, language):
 def said_by_the_code():
     """Every text in the sources; what is filled into one is a line break here."""
     texts = []
-    for folder in ("nodes", "training", "patches", "ema", "host", "headless", "storage"):
-        for file in sorted((ROOT / folder).rglob("*.py")):
-            for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-                if isinstance(one, ast.JoinedStr):
-                    texts.append(
-                        "".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values)
-                    )
-                elif isinstance(one, ast.Constant) and isinstance(one.value, str):
-                    texts.append(one.value)
+    folders = ("nodes", "training", "patches", "ema", "host", "headless", "storage")
+    for file in (ROOT / "__init__.py", *(file for folder in folders for file in sorted((ROOT / folder).rglob("*.py")))):
+        for one in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(one, ast.JoinedStr):
+                texts.append(
+                    "".join(str(part.value) if isinstance(part, ast.Constant) else "\n" for part in one.values)
+                )
+            elif isinstance(one, ast.Constant) and isinstance(one.value, str):
+                texts.append(one.value)
     return "\n\n".join(texts)
 
 

@@ -9,10 +9,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..ema.decay import EMASettings
-from ..settings.declaration import read_values, setting
+from ..settings.declaration import check_values, setting
 from .objective.settings import ObjectiveSettings
 from .optimizers.settings import OptimizerSettings
-from .store.names import KEEPS
+from .store.names import KEEPS, SHOWN
 from .trainable.settings import AdapterSettings
 from .trainable.words import WordSettings
 
@@ -92,16 +92,17 @@ class StepSettings:
         "preview every N steps",
         0,
         "Samples a preview every N steps, with the weights and with their average. Connect positive, negative and"
-        " latent. 0 is never.",
+        " latent, or Preview End to sample with your own nodes. 0 is never.",
         low=0,
         high=1_000_000,
         kohya=(
             "--sample_every_n_steps",
-            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` gives"
-            " none",
+            "of positive prompt, negative prompt and latent, which gives the size. 20 steps of Euler if `--s` and"
+            " `--ss` give none",
         ),
         ai_toolkit="sample.sample_every",
         onetrainer="Sample After",
+        lunnova=("batch_frequency", "of ImageLogger"),
         everydream2="sample_steps",
     )
     snapshot_every: int = setting(
@@ -116,6 +117,7 @@ class StepSettings:
             "--save_every_n_steps, --save_state, --resume",
             "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
         ),
+        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, as 2000. Each takes the place of the last"),
         ai_toolkit="save.save_every",
         onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
@@ -127,6 +129,7 @@ class StepSettings:
         choices=KEEPS,
         advanced=True,
         ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
+        lunnova=("monitored_checkpoint, save_top_k: 1", "`best`, by the held-out loss"),
     )
     snapshot_minutes: float = setting(
         "snapshot every N minutes",
@@ -147,17 +150,23 @@ class StepSettings:
         kohya="--logging_dir, --log_with tensorboard",
         ai_toolkit=("logging.use_wandb", "there is no wandb"),
         everydream2="--logdir",
+        lunnova=("TensorBoardLogger", "with the previews in it"),
     )
     prompts: str = setting(
         "more preview prompts",
         "",
         "More prompts for the previews, one per line, at most 16. Lines that start with # are skipped. They are"
         " encoded with the CLIP of Start Training, with what is trained of it so far, and sampled with the run's"
-        " seed. kohya's --n, --d, --s, --l and --g work at the end of a line.",
+        " seed. kohya's --n, --d, --s, --l, --g, --ss, --w and --h, and --sc for the scheduler, work at the end of a"
+        " line.",
         multiline=True,
         advanced=True,
-        kohya=("--sample_prompts", "up to 16, one a line, with `--n`, `--d`, `--s`, `--l` and `--g`"),
+        kohya=(
+            "--sample_prompts",
+            "up to 16, one a line, with `--n`, `--d`, `--s`, `--l`, `--g`, `--ss`, `--w` and `--h`",
+        ),
         ai_toolkit=("sample.prompts", "up to 16"),
+        lunnova=("ddim_steps: 50", "`--s 50 --ss ddim` behind a prompt"),
     )
     switch_every: int = setting(
         "switch experts every N steps",
@@ -170,8 +179,34 @@ class StepSettings:
         advanced=True,
         ai_toolkit="switch_boundary_every",
     )
+    keep_every: int = setting(
+        "keep a state every N steps",
+        0,
+        "Keeps the state of every N-th step for good, beside the snapshots of which each takes the place of the one"
+        " before: snapshot every 2,000 steps and keep every 20,000. 0 is never.",
+        low=0,
+        high=10_000_000,
+        advanced=True,
+        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, as 20000"),
+    )
+    preview_of: str = setting(
+        "previews show",
+        "both",
+        "Which weights previews are sampled with: the trained weights, their average, or both one after the other."
+        " One of them alone takes half the time.",
+        choices=SHOWN,
+        advanced=True,
+        lunnova=("use_ema_scope: False", "`weights`"),
+    )
+    log_seconds: int = setting(
+        "write logs every N seconds",
+        120,
+        "How often what TensorBoard shows is written to disk. Lower it to see a slow run sooner.",
+        low=1,
+        high=86_400,
+        advanced=True,
+        lunnova="flush_secs",
+    )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("Train Step: " + "; ".join(errors) + ".")
+        check_values(self, "Train Step")

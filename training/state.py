@@ -174,6 +174,11 @@ class TrainState:
         """Identity of this state: the run's beginning and the settings and steps since."""
         return state_key(self.start.digest, self.position)
 
+    def with_optimizer(self, **changes: Any) -> TrainState:
+        """The state with some other values of its optimizer settings. Raises ValueError for values that do not fit."""
+        optimizer = replace(self.settings.optimizer, **changes)
+        return replace(self, settings=replace(self.settings, optimizer=optimizer))
+
     def weights(self, ema: bool = False) -> dict[str, Tensor]:
         """Copies of the trained tensors by name (kind full: whole weights by parameter name), or of their average."""
         if ema and not self.average:
@@ -195,9 +200,12 @@ def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:
 
 
 def advance_position(position: tuple[tuple[str, int], ...], settings: str, steps: int) -> tuple[tuple[str, int], ...]:
-    """The position after `steps` more steps with `settings` (a digest).
+    """The position after more steps. Neighbors with equal settings are joined, so 100 + 150 is 250.
 
-    Neighbors with equal settings are joined, so 100 + 150 is 250.
+    Args:
+        position: (digest of the settings, steps) of each piece so far.
+        settings: the digest of those of the new steps.
+        steps: how many.
     """
     if steps == 0:
         return position
@@ -216,12 +224,20 @@ def begin(
     read: Collection[str] | None = None,
     words: Mapping[str, Tensor] | None = None,
 ) -> TrainState:
-    """The state before the first step on `module`; raises ValueError when the adapter settings do not fit it.
+    """The state before the first step.
 
-    `base` gives the module's own weights by parameter name, when what is in the module now may be patched.
-    `text_encoder` is given when it is trained too; its names begin with `text_encoders.`, in `base` as well. `read` are
-    the paths of its parts that the model sees something of, when that is known; others are not trained. `words` are
-    the first vectors of `start.words`, by trained name.
+    Args:
+        module: the model.
+        start: what the run begins from.
+        settings: those of its first steps.
+        run: its name.
+        base: gives the module's own weights by parameter name, where what is in the module now may be patched.
+        text_encoder: the text encoder, if it is trained too; its names begin with `text_encoders.`, in `base` as well.
+        read: the paths of its parts that the model sees something of, when that is known; others are not trained.
+        words: the first vectors of `start.words`, by trained name.
+
+    Raises:
+        ValueError: where the settings do not fit the model or each other.
     """
 
     def own() -> Mapping[str, Tensor]:
@@ -238,14 +254,11 @@ def begin(
     if start.words is None or not start.words.alone:
         trained = {**init_trainable(module, start.adapter, start.seed, (base or own)(), text_encoder, read), **trained}
     _check_run(settings, start, trained)
+    average: dict[str, Tensor] = {}
+    widths: tuple[float, ...] = ()
     if ema is not None:
         average = {name: tensor.clone() for name, tensor in trained.items()}
-    else:
-        average = {}
-    if ema is not None and ema.snapshots:
-        widths = ema.widths
-    else:
-        widths = ()
+        widths = ema.widths if ema.snapshots else ()
     powers = {f"{number}/{name}": tensor.clone() for number in range(len(widths)) for name, tensor in trained.items()}
     return TrainState(start, settings, trained, average=average, powers=powers, run=run, base=base or own)
 
@@ -275,10 +288,18 @@ def position_at(position: tuple[tuple[str, int], ...], step: int) -> tuple[tuple
 def change_settings(
     state: TrainState, optimizer: OptimizerSettings | None, objective: ObjectiveSettings | None
 ) -> TrainState:
-    """The state with other settings from here on; None keeps what it has.
+    """The state with other settings from here on.
 
     Another optimizer starts with a fresh state; what is trained beside the model keeps its own. With another
     objective the held-out losses so far are outdated.
+
+    Args:
+        state: the run.
+        optimizer: None keeps what it has.
+        objective: None keeps what it has.
+
+    Raises:
+        ValueError: where they do not fit what is trained.
     """
     settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
     open_schedule = state.open_schedule and optimizer is None
@@ -310,17 +331,22 @@ def name_companions(tensors: Mapping[str, Mapping[str, Tensor]]) -> dict[str, Te
 
 
 def plan_schedule(state: TrainState, until: int) -> TrainState:
-    """The state with a schedule that ends at step `until`, where its settings leave the length open (total_steps 0).
+    """The state with a schedule that ends at a step, where its settings leave the length open (total_steps 0). A later
+    call plans anew.
 
-    A later call plans anew. Raises ValueError when `until` is too early for the average.
+    Args:
+        state: the run.
+        until: the step.
+
+    Raises:
+        ValueError: where that is too early for the average.
     """
     optimizer = state.settings.optimizer
     if optimizer.total_steps and not state.open_schedule:
         return state
     if state.start.ema is not None:
         check_horizon(state.start.ema, until)
-    settings = replace(state.settings, optimizer=replace(optimizer, total_steps=until))
-    return replace(state, settings=settings, open_schedule=True)
+    return replace(state.with_optimizer(total_steps=until), open_schedule=True)
 
 
 def equal(left: TrainState, right: TrainState) -> bool:

@@ -124,6 +124,11 @@ export const CHINESE = {
   // TrainStep
   'The loss curve appears here during training.': '训练时，这里画出损失曲线。',
   'Loss by step': '各步的损失',
+  'Sample now': '立即采样',
+  'Save now': '立即保存',
+  'Keep the state of this step: ask for that many steps to get it': '保留这一步的状态：要求这么多步即可取回',
+  'Could not ask: {error}': '无法请求：{error}',
+  'saved at step': '已保存于第几步',
   'Stop and keep': '停止并保留',
   'Stopping …': '正在停止……',
   'Stop after the current step and continue the workflow with the state so far': '立即结束本节点，以目前的状态继续工作流',

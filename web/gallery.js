@@ -14,6 +14,9 @@ const EMPTY = []
 /** What two pictures of one prompt have in common: its number, and its text where that is known. */
 const promptOf = ({ prompt, text }) => `${prompt ?? 0} ${text ?? ''}`
 
+/** The element that plays a preview of video or sound; undefined for a picture. */
+const playedAs = ({ filename }) => ({ mp4: 'video', wav: 'audio' })[filename.slice(-3)]
+
 /** What tells the pictures of a step apart, and is the same at every step: prompt, weights or average, and place. */
 const slotOf = (picture) => `${promptOf(picture)}/${picture.label}/${picture.place}`
 
@@ -183,7 +186,7 @@ export class Gallery {
     return pictures.flatMap((picture) => {
       const left = before.get(slotOf(picture))
       const figures = [left ? this.figure(left) : el('span', {}), this.figure(picture)]
-      if (!left || left.step === picture.step) return figures
+      if (!left || left.step === picture.step || playedAs(picture)) return figures
       return [...figures, this.verdict(left, picture), this.verdict(picture, left)]
     })
   }
@@ -217,8 +220,16 @@ export class Gallery {
     ]
       .filter(Boolean)
       .join(', ')
+    const src = api.apiURL(`/view?${query}`)
+    const played = playedAs(picture)
+    if (played) {
+      const player = el(played, { src, controls: true, loop: played === 'video', preload: 'metadata' })
+      player.setAttribute('aria-label', t('Preview, {label}', { label }))
+      player.addEventListener('loadedmetadata', () => this.sized())
+      return el('figure', {}, player, el('figcaption', {}, label))
+    }
     const image = el('img', {
-      src: api.apiURL(`/view?${query}`),
+      src,
       alt: t('Preview, {label}', { label }),
       ...this.pixels, // room for it before it has come: rows that are looked at stay where they are
       onload: () => {

@@ -1,12 +1,12 @@
 /**
- * The panel of TrainStep: the loss while it trains, held-out loss, learning rate, speed, memory, previews, and a Stop
- * button that keeps the state.
+ * The panel of TrainStep: the loss while it trains, held-out loss, learning rate, speed, memory, previews, a Stop
+ * button that keeps the state, and buttons that sample or save now.
  *
- * It follows the pack's events. Each has {node, workflow, run, key, until}: an execution id, the id of the workflow, and
- * the state that the step leads to. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory}
+ * It follows the pack's events. Each has {node, workflow, run, key, until, can}: an execution id, the id of the workflow,
+ * the state that the step leads to, and what it can be asked for. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory}
  * (held-out loss of the weights and of their average, steps per second, seconds, bytes) and for preference pairs
  * {accuracy} (the implicit accuracy on held-out pairs, a share), `graft.preview` {step, pictures:
- * [{filename, subfolder, type, label, prompt, text}]}, and `graft.end` {ended, result}, for pages that have not queued the
+ * [{filename, subfolder, type, label, prompt, text}]}, `graft.saved` {step} when it saved its state as asked, and `graft.end` {ended, result}, for pages that have not queued the
  * workflow. What a page has missed of a step that runs comes from the server. The workflow keeps the last run as the
  * property `graft run`, so that its curve comes back from the store.
  */
@@ -79,6 +79,7 @@ export function listen() {
   }
   api.addEventListener('graft.step', (event) => of(event)?.step(event.detail))
   api.addEventListener('graft.preview', (event) => of(event)?.preview(event.detail))
+  api.addEventListener('graft.saved', (event) => of(event)?.saved(event.detail))
   api.addEventListener('graft.end', (event) => of(event)?.end(event.detail))
   for (const name of ['execution_error', 'execution_interrupted']) {
     api.addEventListener(name, (event) =>
@@ -123,6 +124,7 @@ class Panel {
     )
     this.large.addEventListener('click', () => this.enlarge())
     this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches), this.log, this.full, this.large)
+    this.asks = { sample: this.ask('sample', t('Sample now')), save: this.ask('save', t('Save now')) }
     this.stop = el(
       'button',
       {
@@ -135,14 +137,16 @@ class Panel {
     )
     this.previews = new Previews()
     this.gallery = new Gallery(this.previews, () => this.refit())
-    this.stop.hidden = this.canvas.hidden = this.legend.hidden = this.full.hidden = true
+    this.asks.save.title = t('Keep the state of this step: ask for that many steps to get it')
+    this.actions = el('div', { class: 'graft-actions' }, this.stop, ...Object.values(this.asks))
+    this.actions.hidden = this.canvas.hidden = this.legend.hidden = this.full.hidden = true
     this.inner = el(
       'div',
       { class: 'graft-content' },
       this.status,
       this.canvas,
       this.legend,
-      this.stop,
+      this.actions,
       this.gallery.element,
     )
     this.content = el('div', { class: 'graft-content' }, this.inner)
@@ -166,6 +170,23 @@ class Panel {
       this.changed()
     })
     this.changed()
+  }
+
+  /** A button that asks the running step for something besides its training. */
+  ask(what, label) {
+    const button = el('button', { class: 'graft-button', type: 'button', 'data-ask': what }, label)
+    button.addEventListener('click', async () => {
+      button.disabled = true
+      try {
+        await posted(`/graft/${what}?run=${encodeURIComponent(this.run)}`, {})
+      } catch (error) {
+        button.disabled = false
+        this.status.append(
+          el('span', { class: 'graft-problem' }, t('Could not ask: {error}', { error: error.message })),
+        )
+      }
+    })
+    return button
   }
 
   option(label, act) {
@@ -292,7 +313,15 @@ class Panel {
     this.previews.forget(from)
   }
 
+  /** The state was saved as asked. */
+  saved({ step }) {
+    this.asks.save.disabled = false
+    this.said.saved = step
+    this.changed()
+  }
+
   preview({ step, pictures }) {
+    this.asks.sample.disabled = false
     const stepped = pictures.map((picture) => ({ ...picture, step }))
     this.previews.add(stepped, setting('Graft.Training.Previews'))
     this.changed()
@@ -444,20 +473,27 @@ class Panel {
     ].filter(([, value]) => value !== null)
     this.status.replaceChildren(...facts.map(([name, value]) => el('span', {}, `${name} `, el('b', {}, value))))
     if (ending) this.status.append(el('span', { class: 'graft-ending' }, ending))
-    this.stop.hidden = !running
-    if (!running) {
-      this.stop.disabled = false
-      this.stop.textContent = t('Stop and keep')
-    }
+    this.offer(running)
     this.canvas.hidden = this.legend.hidden = !this.loss.steps.length
     this.switches.average.hidden = !this.average.steps.length
     this.switches.accuracy.hidden = !this.accuracy.steps.length
   }
 
+  /** Show the buttons for what a running step can be asked for. */
+  offer(running) {
+    this.actions.hidden = !running
+    for (const [what, button] of Object.entries(this.asks)) button.hidden = !this.said.can?.includes(what)
+    if (!running) {
+      for (const button of [this.stop, ...Object.values(this.asks)]) button.disabled = false
+      this.stop.textContent = t('Stop and keep')
+    }
+  }
+
   /** How fast it runs, for how long still, and with how much memory. */
   pace() {
-    const { speed, left, memory } = this.said
+    const { speed, left, memory, saved } = this.said
     return [
+      [t('saved at step'), saved ? String(saved) : null],
       speed < 1 ? [t('s/it'), short(1 / speed)] : [t('it/s'), short(speed)],
       [t('left'), duration(left)],
       [t('memory'), Number.isFinite(memory) ? size(memory) : null],

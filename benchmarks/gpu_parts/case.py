@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,38 @@ class CutShort(Exception):
 
 
 @dataclass(frozen=True)
+class Bound:
+    """What the ratio of a row may be, or its value where it has no ratio: at most, or at least so much."""
+
+    most: float | None = None
+    least: float | None = None
+
+    def allows(self, number: float) -> bool:
+        """Whether a number is within the bound."""
+        return (self.most is None or number <= self.most) and (self.least is None or number >= self.least)
+
+    def __str__(self) -> str:
+        if self.most is not None:
+            return f"at most {self.most:g}"
+        if self.least is not None:
+            return f"at least {self.least:g}"
+        return "checked"
+
+
+CHECKED = Bound()  # of a row whose note says what its case has asserted
+
+
+def at_most(number: float) -> Bound:
+    """An upper bound."""
+    return Bound(most=number)
+
+
+def at_least(number: float) -> Bound:
+    """A lower bound."""
+    return Bound(least=number)
+
+
+@dataclass(frozen=True)
 class Setting:
     """The device, whether sizes are tiny (to try the command), the ComfyUI checkout or "", and when the time is over
     (`time.monotonic`).
@@ -40,6 +73,11 @@ class Setting:
         """Seconds that are left."""
         return self.deadline - time.monotonic()
 
+    @property
+    def decides(self) -> bool:
+        """Whether bounds on seconds and memory count: tiny sizes, and devices that are no GPU, only try the command."""
+        return not self.tiny and self.device.type == "cuda"
+
 
 @dataclass(frozen=True)
 class Case:
@@ -51,14 +89,18 @@ class Case:
     run: Callable[[], Iterable[Row]]
 
 
-def row(name: str, value: float, unit: str, ratio: float | None = None, note: str = "") -> Row:
+def row(name: str, value: float, unit: str, bound: Bound, ratio: float | None = None, note: str = "") -> Row:
     """A line of the table. `ratio` compares with something that `note` or the name says."""
-    return {"name": name, "value": value, "unit": unit, "ratio": ratio, "note": note}
+    number = value if ratio is None else ratio
+    kept = {"name": name, "value": value, "unit": unit, "ratio": ratio, "note": note}
+    return {**kept, "bound": str(bound), "broken": not bound.allows(number)}
 
 
-def noted(rows: Iterable[Row], note: str) -> list[Row]:
-    """Rows of the benchmarks with a note: what was checked, and how closely."""
-    return [{**found, "note": note} for found in rows]
+def bounded(rows: Iterable[Row], bounds: Mapping[str, Bound], note: str) -> Iterator[Row]:
+    """Rows of the benchmarks that have a bound by their name, with a note: what was checked, and how closely."""
+    for found in rows:
+        if found["name"] in bounds:
+            yield row(found["name"], found["value"], found["unit"], bounds[found["name"]], found["ratio"], note)
 
 
 def device_named(name: str) -> torch.device:
@@ -78,12 +120,13 @@ def need(package: str, used_for: str) -> None:
         raise CannotRun(f"{package} is not installed in {sys.executable}; it is needed {used_for}")
 
 
+@functools.cache
 def open_host(setting: Setting) -> str:
-    """Open the ComfyUI checkout or the embedded host; says which."""
+    """Open the ComfyUI checkout or the embedded host, once in a process; says which."""
     from todo import open_host
 
     os.environ["COMFYUI_PATH"] = setting.comfyui
-    where = open_host("default", setting.device.type == "cpu")
+    where = open_host("default", setting.device.type != "cuda")
     use_device(setting.device)
     return where
 
@@ -91,6 +134,6 @@ def open_host(setting: Setting) -> str:
 def use_device(device: torch.device) -> None:
     """Have the open host compute on the device where it would not find it: the second one of the tests."""
     if device.type not in ("cpu", "cuda"):
-        import comfy.model_management
+        from graft_nodes.tests.second_device.comfyui import put_models_on
 
-        comfy.model_management.get_torch_device = lambda: device
+        put_models_on(device)

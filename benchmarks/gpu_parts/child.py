@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from device_timer import peak_mb, reset_peak
 
-from .case import CannotRun, Case, CutShort, Setting, device_named
+from .case import CannotRun, Case, CutShort, Row, Setting, device_named
 
 
 class Events:
@@ -47,8 +47,9 @@ def about(device: torch.device) -> dict[str, Any]:
     return facts
 
 
-def run(cases: list[Case], events: Events, device: torch.device, finished: set[str]) -> None:
-    """Run the cases that are not finished yet."""
+def run(cases: list[Case], events: Events, setting: Setting, finished: set[str]) -> None:
+    """Run the cases that are not finished yet. Rows beyond their bounds fail a case, where the setting decides."""
+    device = setting.device
     events.write("plan", cases=[case.name for case in cases])
     for case in cases:
         if case.name in finished:
@@ -56,16 +57,27 @@ def run(cases: list[Case], events: Events, device: torch.device, finished: set[s
         events.write("begin", case=case.name)
         start = time.monotonic()
         reset_peak(device)
+        broken = []
         try:
             for found in case.run():
                 events.write("row", case=case.name, row=found)
+                if found["broken"]:
+                    broken.append(f"{found['name']} is {in_words(found)}, expected {found['bound']}")
         except CannotRun as error:
             events.write("cannot", case=case.name, reason=str(error))
             continue
         except CutShort as error:
             events.write("cut", case=case.name, reason=str(error))
             continue
+        assert not (broken and setting.decides), "; ".join(broken)
         events.write("end", case=case.name, seconds=time.monotonic() - start, peak_mb=peak_mb(device))
+
+
+def in_words(found: Row) -> str:
+    """The number of a row that its bound is for."""
+    if found["ratio"] is not None:
+        return f"{found['ratio']:.3g}"
+    return f"{found['value']:.4g} {found['unit']}".strip()
 
 
 def main(arguments: list[str]) -> None:
@@ -91,7 +103,7 @@ def main(arguments: list[str]) -> None:
         return
     setting = Setting(device, options.tiny, options.comfyui, time.monotonic() + options.seconds)
     part = importlib.import_module(options.module)
-    run(part.cases(setting), events, device, set(options.finished))
+    run(part.cases(setting), events, setting, set(options.finished))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from functools import partial
 
 from graft_nodes.dev import parallel
 
-from .case import ROOT, Case, CutShort, Row, Setting, need, row
+from .case import CHECKED, ROOT, Case, CutShort, Row, Setting, need, row
 
 TESTS = ("tests/nodes",)
 TINY_TESTS = ("tests/nodes/test_plot.py",)
@@ -65,7 +65,7 @@ def tests(setting: Setting) -> Iterator[Row]:
     counts, failed = read(output)
     note = f"models on {setting.device.type}"
     for outcome, count in sorted(counts.items()):
-        yield row(outcome.lower(), count, "tests", note=note)
+        yield row(outcome.lower(), count, "tests", CHECKED, note=note)
     named = "; ".join(failed[:NAMED])
     assert not failed, f"{len(failed)} tests failed: {named}"
     if not in_time:

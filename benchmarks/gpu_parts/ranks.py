@@ -18,10 +18,11 @@ import torch
 import torch.distributed as distributed
 from device_timer import Timer
 
-from .case import CannotRun, Case, CutShort, Row, Setting, device_named, open_host, row
+from .case import CHECKED, CannotRun, Case, CutShort, Row, Setting, at_least, device_named, open_host, row
 from .small_run import STEPS, begun, dataset, denoiser_on, digest, make_deterministic
 
 CPU_RANKS = 2
+SPEED = 2.0  # GB/s, that PCIe 3.0 x8 does, too
 PATIENCE = timedelta(seconds=60)
 KINDS = ("lora", "full")
 
@@ -54,15 +55,16 @@ def several(setting: Setting) -> Iterator[Row]:
     size = size_of(setting)
     if size < 2:
         raise CannotRun("there is one GPU: NCCL ran in a group of one rank, and nothing was sent between ranks")
-    yield row("ranks", size, "", note="of which each sent to the others")
+    yield row("ranks", size, "", CHECKED, note="of which each sent to the others")
 
 
 def collectives(setting: Setting) -> Iterator[Row]:
     """Sum, gather and broadcast of device tensors have the right values."""
     told = together(setting, size_of(setting), "collectives")
-    yield row("ranks", len(told), "", note=f"{told[0]['backend']}: sum, gather and broadcast are right")
+    yield row("ranks", len(told), "", CHECKED, note=f"{told[0]['backend']}: sum, gather and broadcast are right")
     for name in ("all_reduce", "all_gather"):
-        yield row(f"{name} of {told[0]['megabytes']:.0f} MB", max(rank[name] for rank in told), "s")
+        speed = told[0]["megabytes"] / 1000 / max(rank[name] for rank in told)
+        yield row(f"{name} of {told[0]['megabytes']:.0f} MB", speed, "GB/s", at_least(SPEED))
 
 
 def training(setting: Setting, mode: str) -> Iterator[Row]:
@@ -75,7 +77,7 @@ def training(setting: Setting, mode: str) -> Iterator[Row]:
     for kind in KINDS:
         digests = {rank[kind] for rank in told}
         assert digests == {alone[kind]}, f"{kind}: the ranks' bytes are not those of one process"
-    yield row("ranks", size, "", note=f"equal bytes to one process: {', '.join(KINDS)}, {STEPS} steps")
+    yield row("ranks", size, "", CHECKED, note=f"equal bytes to one process: {', '.join(KINDS)}, {STEPS} steps")
 
 
 def together(setting: Setting, size: int, *arguments: str) -> list[dict[str, Any]]:

@@ -1,4 +1,6 @@
-"""The parts in the order in which they run: checks first, then measurements. Imports no torch."""
+"""The parts in the order in which they run: what decides most comes first, so that a run that is cut short has decided
+it. Imports no torch.
+"""
 
 from __future__ import annotations
 
@@ -22,16 +24,22 @@ class Part:
 
 
 PARTS = (
-    Part("lane", "CudaLane: weights on their way to an average in host memory", "gpu_parts.copy_lane", 15),
-    Part("resume", "Byte-exact resume under deterministic algorithms", "gpu_parts.resume", 50, DETERMINISTIC),
-    Part("nccl", "Ranks: NCCL's collectives, and training as one", "gpu_parts.ranks", 40, DETERMINISTIC),
-    Part("precision", "Types: what a card computes in, frozen weights, loss scale", "gpu_parts.precision", 15),
-    Part("nodes", "The node tests", "gpu_parts.node_tests", 130, DETERMINISTIC),
-    Part("todo", "Token downsampling: forward and training step", "gpu_parts.downsampling", 75),
-    Part("stack", "LoRA stacks on bf16 and fp8", "gpu_parts.stack", 80),
-    Part("compile", "Strength change under torch.compile", "gpu_parts.compiled", 50),
-    Part("ema", "Weight averages on the device and in host memory", "gpu_parts.averages", 20),
-    Part("training", "A training step beside other trainers", "gpu_parts.steps", 60),
+    Part("step", "A step of SDXL's shape: seconds, memory, waits, averages", "gpu_parts.sdxl_step", 75),
+    Part("paged", "Dynamic VRAM: LoRA and text encoder over two Train Steps", "gpu_parts.paged", 60),
+    Part("stack", "LoRA stacks of SDXL's shape in fp16, bf16 and fp8", "gpu_parts.stack", 60),
+    Part("ring", "Layers in host memory: copies and overlap", "gpu_parts.ring", 10),
+    Part("flux", "Flux' width: types, layers and activations in host memory", "gpu_parts.flux_width", 55),
+    Part("training", "A training step beside other trainers", "gpu_parts.steps", 65),
+    Part("interruptions", "A preview in mid-run, and memory that runs out", "gpu_parts.interruptions", 20),
+    Part("optimizers", "Optimizers on 1,100 tensors", "gpu_parts.optimizers", 15),
+    Part("precision", "Types: what a card computes in, frozen weights, loss scale", "gpu_parts.precision", 10),
+    Part("todo", "Token downsampling: forward and training step", "gpu_parts.downsampling", 40),
+    Part("lane", "CudaLane: weights on their way to an average in host memory", "gpu_parts.copy_lane", 10),
+    Part("ema", "Weight averages on the device and in host memory", "gpu_parts.averages", 10),
+    Part("resume", "Byte-exact resume under deterministic algorithms", "gpu_parts.resume", 30, DETERMINISTIC),
+    Part("nccl", "Ranks: NCCL's collectives, and training as one", "gpu_parts.ranks", 20, DETERMINISTIC),
+    Part("compile", "Strength change under torch.compile", "gpu_parts.compiled", 25),
+    Part("nodes", "The node tests", "gpu_parts.node_tests", 30, DETERMINISTIC),
 )
 
 

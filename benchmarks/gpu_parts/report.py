@@ -53,11 +53,13 @@ def numbers(parts: Sequence[PartResult]) -> list[str]:
         measured = [case for case in part.cases if case.rows or case.status == DONE]
         if not measured:
             continue
-        lines += [f"## {part.title}", "", "| case | | value | ratio | |", "|---|---|---:|---:|---|"]
+        lines += [f"## {part.title}", "", "| case | | value | ratio | bound | |", "|---|---|---:|---:|---|---|"]
         for case in measured:
             lines += [table_row(case, found) for found in case.rows]
             if case.status == DONE:
-                lines.append(f"| {cell(case.name)} | whole, with setting up | {case.seconds:.1f} s | | {peak(case)} |")
+                lines.append(
+                    f"| {cell(case.name)} | whole, with setting up | {case.seconds:.1f} s | | | {peak(case)} |"
+                )
         lines.append("")
     return lines
 
@@ -73,8 +75,11 @@ def table_row(case: CaseResult, found: Mapping[str, Any]) -> str:
     shown = ""
     if ratio is not None:
         shown = f"{ratio:.3g}"
+    bound = found["bound"]
+    if found["broken"]:
+        bound = f"**{bound}**"
     value = f"{found['value']:.4g} {found['unit']}"
-    return f"| {cell(case.name)} | {cell(found['name'])} | {value} | {shown} | {cell(found.get('note', ''))} |"
+    return f"| {cell(case.name)} | {cell(found['name'])} | {value} | {shown} | {bound} | {cell(found['note'])} |"
 
 
 def cell(text: str) -> str:

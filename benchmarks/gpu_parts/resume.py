@@ -17,7 +17,7 @@ from graft_nodes.training.run import call
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.store.store import Store
 
-from .case import Case, CutShort, Row, Setting, device_named, open_host, row
+from .case import CHECKED, Case, CutShort, Row, Setting, device_named, open_host, row
 from .small_run import STEPS, begun, dataset, denoiser_on, digest, make_deterministic
 
 RUNS: dict[str, dict[str, Any]] = {
@@ -47,7 +47,7 @@ def resumed(setting: Setting, name: str) -> Iterator[Row]:
         parts = digest(train(half, denoiser, data, STEPS - STEPS // 2))
     assert whole == again, "the same steps gave other bytes the second time"
     assert whole == parts, "two calls of half the steps gave other bytes than one call"
-    yield row("steps", STEPS, "", note="equal bytes: weights, optimizer, averages, losses")
+    yield row("steps", STEPS, "", CHECKED, note="equal bytes: weights, optimizer, averages, losses")
 
 
 def resumed_elsewhere(setting: Setting) -> Iterator[Row]:
@@ -69,7 +69,7 @@ def resumed_elsewhere(setting: Setting) -> Iterator[Row]:
     found = json.loads(done.stdout.splitlines()[-1])
     other = [name for name in RUNS if found[name] != [wanted[name], STEPS - STEPS // 2]]
     assert not other, f"other bytes, or trained from the start: {', '.join(other)}"
-    yield row("runs", len(RUNS), "", note="equal bytes, resumed from the disk")
+    yield row("runs", len(RUNS), "", CHECKED, note="equal bytes, resumed from the disk")
 
 
 def resume(folder: str, device: str, comfyui: str) -> dict[str, list[Any]]:

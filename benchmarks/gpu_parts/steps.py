@@ -1,5 +1,5 @@
-"""A training step: equal to the CPU's and to PEFT's, and its seconds and memory beside other trainers, as
-benchmarks/training.py measures them.
+"""A training step: equal to the CPU's and to PEFT's; of SDXL's shape beside other trainers, as benchmarks/training.py
+measures them.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch import Tensor, nn
 
 import training
 
-from .case import CannotRun, Case, Row, Setting, need, row, use_device
+from .case import CHECKED, CannotRun, Case, Row, Setting, at_most, need, row, use_device
+from .sdxl_step import clear, size_of, steps_of
 from .small_run import STEPS, begun, dataset, denoiser_on
 
 RANK, RATE = 4, 1e-2
 
 
 def cases(setting: Setting) -> list[Case]:
-    """Two checks, and each trainer."""
+    """Each trainer, and two checks."""
     training.open_host(setting.comfyui, setting.device)
     use_device(setting.device)
     return [
-        Case("equal to the CPU", functools.partial(equal_to_cpu, setting)),
-        Case("equal to PEFT", functools.partial(equal_to_peft, setting)),
-        Case("Graft and the bare loop", functools.partial(graft, setting)),
         Case("ComfyUI's own trainer", functools.partial(core, setting, "weight")),
         Case("ComfyUI's own trainer, bypass", functools.partial(core, setting, "bypass")),
         Case("diffusers and PEFT", functools.partial(peft, setting)),
+        Case("equal to the CPU", functools.partial(equal_to_cpu, setting)),
+        Case("equal to PEFT", functools.partial(equal_to_peft, setting)),
     ]
 
 
@@ -54,7 +54,8 @@ def equal_to_cpu(setting: Setting) -> Iterator[Row]:
             moved = float((tensor - first.trained[name]).abs().max())
             far = float((here.trained[name].cpu() - tensor.cpu()).abs().max())
             assert far <= 1e-2 * moved + 1e-6, f"{kind}, {name}: {far:.1e} apart, after it moved by {moved:.1e}"
-        yield row(f"{kind}: last loss", here.history.loss[-1], "", note="losses to 1e-3, weights to 1e-2 of their way")
+        note = "losses to 1e-3, weights to 1e-2 of their way"
+        yield row(f"{kind}: last loss", here.history.loss[-1], "", CHECKED, note=note)
 
 
 class Net(nn.Module):
@@ -103,7 +104,9 @@ def equal_to_peft(setting: Setting) -> Iterator[Row]:
             torch.testing.assert_close(*losses, rtol=1e-4, atol=1e-6)
     for name, tensor in trained.items():
         torch.testing.assert_close(tensor, theirs[name], rtol=1e-3, atol=1e-4)
-    yield row("last loss", float(losses[0]), "", note=f"losses of {STEPS} AdamW steps to 1e-4, adapters to 1e-3")
+    yield row(
+        "last loss", float(losses[0]), "", CHECKED, note=f"losses of {STEPS} AdamW steps to 1e-4, adapters to 1e-3"
+    )
 
 
 def _of_peft(model: nn.Module) -> dict[str, nn.Parameter]:
@@ -118,51 +121,47 @@ def _of_peft(model: nn.Module) -> dict[str, nn.Parameter]:
 
 # --- seconds ----------------------------------------------------------------------------------------------------------
 
-
-def size_of(setting: Setting) -> str:
-    """The UNet's shape."""
-    if setting.tiny:
-        return "small"
-    return "400M"
+NOT_MORE = 1.0  # of another trainer's seconds and memory
 
 
-def steps_of(setting: Setting) -> int:
-    """How many steps are measured."""
-    if setting.tiny:
-        return 2
-    return 12
+@functools.cache
+def ours(setting: Setting) -> dict[str, Any]:
+    """Train Step's loop, measured once for all that it is compared with."""
+    clear(setting.device)
+    return training.graft(size_of(setting), steps_of(setting), setting.comfyui, setting.device, torch.bfloat16, "bf16")
 
 
-def measured(found: dict[str, Any]) -> Iterator[Row]:
-    """Speed and memory of one trainer."""
-    seconds = statistics.median(found["seconds"])
-    note = f"LoRA rank {training.RANK} on every Linear and Conv2d, float32, batch {training.BATCH}; {found['where']}"
-    yield row("a step", seconds, "s", note=note)
-    yield row("speed", 1 / seconds, "it/s")
-    yield row("memory beside the model", found["memory"], "MB")
-
-
-def graft(setting: Setting) -> Iterator[Row]:
-    """Train Step's loop, and the bare loop in turn with it."""
-    found = training.graft(size_of(setting), steps_of(setting), setting.comfyui, setting.device)
-    yield from measured(found)
-    bare = statistics.median(found["bare"])
-    yield row("over the bare loop", statistics.median(found["seconds"]) / bare, "times its time", None)
+def compared(setting: Setting, theirs: dict[str, Any]) -> Iterator[Row]:
+    """Graft's seconds and memory over those of another trainer."""
+    graft = ours(setting)
+    seconds, other = (statistics.median(found["seconds"]) for found in (graft, theirs))
+    note = f"of {other:.3g} s; LoRA rank {training.RANK} on every Linear and Conv2d, bf16; {theirs['where']}"
+    yield row("a step of Graft's", seconds, "s", at_most(NOT_MORE), seconds / other, note)
+    if setting.device.type == "cuda":
+        ratio, note = graft["memory"] / theirs["memory"], f"of {theirs['memory']:,.0f} MB"
+        yield row("memory beside the model", graft["memory"], "MB", at_most(NOT_MORE), ratio, note)
 
 
 def core(setting: Setting, mode: str) -> Iterator[Row]:
-    """ComfyUI's TrainLoraNode."""
+    """Beside ComfyUI's TrainLoraNode."""
     if not setting.comfyui:
         raise CannotRun("there is no ComfyUI checkout: name one with --comfyui or COMFYUI_PATH")
     import comfy_extras.nodes_train as nodes
 
     if mode == "bypass" and "bypass_mode" not in inspect.getsource(nodes):
         raise CannotRun("this ComfyUI's trainer has no bypass mode")
-    yield from measured(training.core(size_of(setting), steps_of(setting), setting.comfyui, mode, setting.device))
+    ours(setting)
+    clear(setting.device)
+    steps = steps_of(setting)
+    yield from compared(
+        setting, training.core(size_of(setting), steps, setting.comfyui, mode, setting.device, torch.bfloat16)
+    )
 
 
 def peft(setting: Setting) -> Iterator[Row]:
-    """A plain loop over diffusers' UNet with PEFT's adapters."""
+    """Beside a plain loop over diffusers' UNet with PEFT's adapters."""
     for package in ("diffusers", "peft"):
         need(package, "to measure a plain loop beside Graft's")
-    yield from measured(training.peft(size_of(setting), steps_of(setting), setting.device))
+    ours(setting)
+    clear(setting.device)
+    yield from compared(setting, training.peft(size_of(setting), steps_of(setting), setting.device, torch.bfloat16))

@@ -111,7 +111,9 @@ class Clients:
         try:
             message = json.loads(text)
         except (ValueError, RecursionError):
-            log.warning("client %s sent something that is not JSON", page.sid)
+            if not page.has_sent_nonsense:  # once: a page may send it ten thousand times
+                log.warning("client %s sent something that is not JSON", page.sid)
+            page.has_sent_nonsense = True
             return
         if (
             isinstance(message, dict)

@@ -34,6 +34,7 @@ class Page:
 
     def __init__(self, socket: web.WebSocketResponse, request: web.Request, sid: str, limits: PageLimits) -> None:
         self.socket, self.sid = socket, sid
+        self.has_sent_nonsense = False
         self._request, self._limits = request, limits
         self._waiting: dict[Hashable, str | bytes] = {}
         self._bytes = 0

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 import struct
+import sys
 import zlib
 from collections.abc import Callable, Mapping
 from typing import Any, BinaryIO
@@ -191,7 +192,9 @@ def _container(kind: str) -> Callable[[BinaryIO], dict[str, str]]:
         try:
             import av
         except ImportError as error:
-            raise ValueError("reading a workflow out of clips and sounds needs PyAV: pip install av") from error
+            raise ValueError(
+                f"reading a workflow out of clips and sounds needs PyAV: {sys.executable} -m pip install av"
+            ) from error
         try:
             # The demuxer has no protocol to open another file with.
             options = {"protocol_whitelist": "none"}

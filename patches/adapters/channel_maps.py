@@ -137,8 +137,15 @@ def combine_scales(scales: Iterable[Map], channels: int) -> Scale:
 
 
 def apply_maps(maps: Iterable[Map], x: Tensor, dimension: int) -> Tensor:
-    """Apply maps, one after the other, to the channels of x in a dimension, which may count from the end. The result
-    has the shape of x.
+    """Apply maps, one after the other, to channels.
+
+    Args:
+        maps: the maps, the first one first.
+        x: a tensor of any shape.
+        dimension: that of the channels, which may count from the end.
+
+    Returns:
+        A tensor of the shape of `x`.
     """
     for channel_map in maps:
         if hasattr(channel_map, "factors"):
@@ -159,13 +166,30 @@ def transpose_maps(maps: Sequence[Map]) -> list[Map]:
 
 
 def rotate_blocks(rows: Tensor, blocks: Tensor) -> Tensor:
-    """Every run of b of the rows (n, columns) rotated by its block of (n / b, b, b), or by the shared one (1, b, b)."""
+    """Rotate runs of rows, each by its block.
+
+    Args:
+        rows: (n, columns).
+        blocks: (n / b, b, b), or one shared block (1, b, b).
+
+    Returns:
+        The rows (n, columns).
+    """
     return (blocks @ rows.unflatten(0, (-1, blocks.shape[-1]))).flatten(0, 1)
 
 
 def rotate_butterfly(rows: Tensor, blocks: Tensor, half: int, run: int) -> Tensor:
-    """One stage of a butterfly (BOFT, arXiv 2311.06243): pair runs of `run` of the rows (n, columns) that are `half`
-    apart, rotate them by the blocks (n / b, b, b), and restore the order.
+    """One stage of a butterfly (BOFT, Liu 2023, arXiv 2311.06243): pair runs of rows that are far apart, rotate each
+    pair by its block, and restore the order.
+
+    Args:
+        rows: (n, columns).
+        blocks: (n / b, b, b).
+        half: how many rows apart the runs are that form a pair.
+        run: how many rows a run has.
+
+    Returns:
+        The rows (n, columns).
     """
     mixed = rows.unflatten(0, (-1, 2, half // run, run)).transpose(1, 2)
     return rotate_blocks(mixed.flatten(0, 3), blocks).reshape(mixed.shape).transpose(1, 2).flatten(0, 3)

@@ -10,7 +10,20 @@ from torch import Tensor
 
 
 def product(a: Tensor, b: Tensor, core: Tensor | None, device: torch.device | str) -> Tensor:
-    """a (out, r) @ b (r, in, *kernel), or Tucker's product sum_ij core[i, j, *kernel] a[i, out] b[j, in]; float32."""
+    """The product of two factors, or Tucker's with a core:
+
+        a @ b
+        sum_ij core[i, j, *kernel] a[i, out] b[j, in]
+
+    Args:
+        a: (out, r); with a core (i, out).
+        b: (r, in, *kernel); with a core (j, in).
+        core: (i, j, *kernel), or None.
+        device: where it is computed.
+
+    Returns:
+        (out, in, *kernel) in float32.
+    """
     a, b = a.to(device, torch.float32), b.to(device, torch.float32)
     if core is not None:
         return torch.einsum("ij...,ip,jr->pr...", core.to(device, torch.float32), a, b)
@@ -23,7 +36,14 @@ def product_shape(a: Tensor, b: Tensor, core: Tensor | None) -> tuple[int, ...]:
 
 
 def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str | None:
-    """Why two factors cannot be multiplied, or None; `name` is their name in the message."""
+    """Why two factors cannot be multiplied, None where they can.
+
+    Args:
+        name: what the message calls them.
+        a: (out, r); with a core (i, out), as in `product`.
+        b: (r, in, *kernel); with a core (j, in).
+        core: (i, j, *kernel), or None.
+    """
     matrices = a.ndim >= 2 and b.ndim >= 2
     if core is not None:
         matrices = a.ndim == 2 and b.ndim == 2 and core.ndim >= 3
@@ -39,13 +59,24 @@ def product_error(name: str, a: Tensor, b: Tensor, core: Tensor | None) -> str |
 
 
 def fits(found: Sequence[int], shape: Sequence[int]) -> bool:
-    """Whether a change of shape `found` can be reshaped to a weight: the same rows, and as many columns."""
+    """Whether a change can be reshaped to a weight: the same rows, and as many columns.
+
+    Args:
+        found: the change's shape.
+        shape: the weight's.
+    """
     return len(shape) > 1 and found[0] == shape[0] and math.prod(found[1:]) == math.prod(shape[1:])
 
 
 def factorize_side(side: int, factor: int = -1) -> tuple[int, int]:
-    """(m, n) with m * n = side and m <= n: `factor` if it divides side, else the largest divisor up to it; -1 is as
-    square as possible.
+    """Write a side as a product m * n with m <= n, as lycoris does it.
+
+    Args:
+        side: the product.
+        factor: m or n, if it divides the side; else m is the largest divisor up to it. -1 is as square as possible.
+
+    Returns:
+        (m, n).
     """
     if factor > 0 and side % factor == 0:
         return min(factor, side // factor), max(factor, side // factor)

@@ -83,11 +83,15 @@ class InputOFT(StoredLayer):
 
 
 def neumann_rotations(upper: Tensor, terms: int = _TERMS) -> Tensor:
-    """(blocks, b, b) of PEFT's OFT: Cayley's transform of the skew matrices whose upper triangles are given (blocks, b
-    (b - 1) / 2).
+    """The rotations of PEFT's OFT: Cayley's transform (I - Q)(I + Q)^-1, or the first terms of its Neumann series as
+    PEFT cuts it off (2 Q^k summed, the last one once).
 
-    `terms` of its Neumann series as PEFT cuts it off (2 Q^k summed, the last one once); 0 is the exact transform (I -
-    Q)(I + Q)^-1.
+    Args:
+        upper: the upper triangles of the skew-symmetric Q (blocks, n) with n = b (b - 1) / 2.
+        terms: how many terms; 0 is the exact transform.
+
+    Returns:
+        Rotations (blocks, b, b) in float32.
     """
     blocks, size = upper.shape
     side = _side_of_triangle(size)

@@ -36,7 +36,14 @@ class Layer(Protocol):
         """Whether the layer adds a difference that does not depend on the weight."""
 
     def mismatch(self, shape: Sequence[int]) -> str | None:
-        """Why this does not fit a weight of `shape`, or None."""
+        """Why this does not fit a weight.
+
+        Args:
+            shape: the weight's (out, in, *kernel).
+
+        Returns:
+            What was expected and what was found, None where it fits.
+        """
 
     def tensors(self) -> tuple[Tensor, ...]:
         """Every tensor this holds."""
@@ -72,7 +79,11 @@ class RankedLayer(StoredLayer):
         return 1.0 if self.alpha is None else self.alpha / self.rank
 
     def with_scale(self, scale: float | None) -> Self:
-        """This layer with another scale; None keeps it."""
+        """This layer with another scale.
+
+        Args:
+            scale: what the product of its factors is multiplied by, in place of alpha / rank; None keeps it.
+        """
         return self if scale is None or scale == 1.0 else replace(cast(Any, self), alpha=scale * self.rank)
 
 
@@ -84,10 +95,26 @@ class AdditiveLayer(Layer, Protocol):
         """The multiplier of the factors' product: alpha / rank, or 1 without alpha."""
 
     def factors(self, max_rank: int = MAX_FACTOR_RANK) -> tuple[Tensor, Tensor] | None:
-        """(up (out, rank), down (rank, columns)), not scaled, or None if there are none with at most `max_rank`."""
+        """The difference as two factors, not scaled.
+
+        Args:
+            max_rank: the largest rank that is worth it: a LoHa of two ranks has their product.
+
+        Returns:
+            (up (out, rank), down (rank, columns)), columns being in * kernel. None where there are none with at most
+            `max_rank`.
+        """
 
     def delta(self, shape: Sequence[int], device: torch.device | str = "cpu") -> Tensor:
-        """The difference (shape) at strength 1 in float32."""
+        """The difference at strength 1, scaled by alpha / rank.
+
+        Args:
+            shape: that of the weight, (out, in, *kernel).
+            device: where it is computed.
+
+        Returns:
+            The difference (shape) in float32.
+        """
 
     def contradiction(self) -> str | None:
         """Why the tensors contradict each other, whatever their weight, or None."""
@@ -100,10 +127,26 @@ class WeightLayer(Layer, Protocol):
     """A layer that computes a new weight from the current one."""
 
     def apply(self, weight: Tensor) -> Tensor:
-        """The new weight of a weight (out, in, ...) in float32."""
+        """The new weight.
+
+        Args:
+            weight: the current one (out, in, *kernel) in float32; it stays as it is.
+
+        Returns:
+            A weight of the same shape, in float32.
+        """
 
     def activation_form(self, strength: float, shape: Sequence[int], read: ReadWeight) -> ActivationForm | None:
-        """The same change as maps of the module's input and output, or None where maps cannot express it."""
+        """The same change as maps of the module's input and output.
+
+        Args:
+            strength: from 0, which changes nothing, to 1, the layer's own change; others go beyond.
+            shape: the weight's (out, in, *kernel).
+            read: gives the current weight in float32, for layers that depend on it.
+
+        Returns:
+            None where maps cannot express it.
+        """
 
 
 class ActivationForm(NamedTuple):

@@ -165,7 +165,13 @@ UP, DOWN = "lora_up.weight", "lora_down.weight"
 
 
 def pair_hook(size: TargetSize, tensors: Tensors, dropout: Dropout) -> Hook:
-    """A hook that adds up @ down @ input to a module's output, with kohya's dropouts."""
+    """A hook that adds scale * up @ down @ input to a module's output, with kohya's dropouts.
+
+    Args:
+        size: the module's weight, rank and alpha.
+        tensors: with `lora_down` (rank, in, *kernel) and `lora_up` (out, rank, 1, …).
+        dropout: what is dropped in this forward pass.
+    """
     scale, down, up = size.alpha / size.rank, tensors[DOWN], tensors[UP]
     dropping, convolution = dropout.is_enabled, len(size.shape) > 2
 

@@ -39,7 +39,16 @@ class OFT(StoredLayer):
         return "BOFT" if self.blocks.ndim == 4 else "OFT"
 
     def rotations(self, out: int, device: torch.device | str) -> Tensor:
-        """Cayley's (I + Q)(I - Q)^-1 of every block."""
+        """The rotations of the blocks by Cayley's transform (Qiu 2023, arXiv 2306.07280) (I + Q)(I - Q)^-1 of each
+        block B, with Q = B - B^T.
+
+        Args:
+            out: the weight's rows: alpha times it is the largest norm of all Q together.
+            device: where they are computed.
+
+        Returns:
+            Rotations of the shape of the blocks, in float32.
+        """
         blocks = self.blocks.to(device, torch.float32)
         if self.rotated:
             return blocks

@@ -26,15 +26,30 @@ class RankMask:
     exponent: float = 1.0
 
     def ranks_at(self, timesteps: Tensor) -> Tensor:
-        """How many ranks work at timesteps (B,): int(((1000 - t) / 1000) ** exponent * (rank - min_rank)) + min_rank.
+        """How many ranks work at timesteps t (T-LoRA, arXiv 2507.05964):
+
+            int(((1000 - t) / 1000) ** exponent * (rank - min_rank)) + min_rank
 
         It is computed in float32 and in the authors' order, because a rounding decides about a rank.
+
+        Args:
+            timesteps: (B,), from 0 (no noise) to 1000.
+
+        Returns:
+            Whole numbers (B,).
         """
         share = ((TIMESTEPS - timesteps.float()) / TIMESTEPS).clamp(0.0, 1.0)
         return (share**self.exponent * (self.rank - self.min_rank)).to(torch.int64) + self.min_rank
 
     def at(self, timesteps: Tensor) -> Tensor:
-        """Which ranks work at timesteps (B,), as booleans (B, rank)."""
+        """Which ranks work at timesteps.
+
+        Args:
+            timesteps: (B,), from 0 (no noise) to 1000.
+
+        Returns:
+            Booleans (B, rank).
+        """
         numbers = torch.arange(self.rank, device=timesteps.device)
         return numbers < self.ranks_at(timesteps).unsqueeze(1)
 
@@ -49,9 +64,12 @@ def current_timesteps() -> Tensor | None:
 
 @contextmanager
 def set_timesteps(timesteps: Tensor | None) -> Iterator[None]:
-    """A context for a forward pass of a model at timesteps (B,), from 0 (no noise) to 1000.
+    """A context for a forward pass of a model at timesteps.
 
     Gradient checkpointing enters it again when it runs a block again: backward passes have threads of their own.
+
+    Args:
+        timesteps: (B,), from 0 (no noise) to 1000; None where they are not known.
     """
     before = current_timesteps()
     _thread.timesteps = timesteps

@@ -138,7 +138,12 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def schedule_error(role: str, tensor: Tensor) -> str | None:
-    """Why a tensor of a file is no rank schedule, or None: it holds the smallest rank and the exponent."""
+    """Why a tensor of a file is no rank schedule, None where it is one.
+
+    Args:
+        role: what the file calls it.
+        tensor: should be (2,): the smallest rank and the exponent.
+    """
     if tensor.shape == (2,) and 0 <= float(tensor[0]) < 2**16 and 0 < float(tensor[1]) < 2**16:
         return None
     return f"expected a smallest rank and an exponent above 0, got {tensor.tolist()}"
@@ -203,10 +208,18 @@ def _last_singular_values(rows: int, columns: int, rank: int) -> InitRule:
 
 @functools.lru_cache(maxsize=64)
 def smallest_singular_values(rows: int, columns: int, rank: int) -> tuple[float, ...]:
-    """The `rank` smallest singular values, in falling order, of normal draws (rows, columns) of deviation 1 / rank.
+    """The smallest singular values of normal draws of deviation 1 / rank, from which T-LoRA starts.
 
     The draws depend on the shape alone: a decomposition takes seconds, so layers of one shape share them. Singular
     values of normal draws do not depend on their vectors, so these are drawn by themselves (`_draw_orthonormal`).
+
+    Args:
+        rows: those of the draws.
+        columns: those of the draws.
+        rank: how many singular values.
+
+    Returns:
+        The values in falling order.
     """
     small, large = sorted((rows, columns))
     generator = torch.Generator().manual_seed(small * 2**24 + large)

@@ -60,13 +60,33 @@ class Dropout(Protocol):
         """Whether the whole adapter is skipped."""
 
     def drop_activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
-        """`network_dropout`: some activations zeroed, the rest scaled up."""
+        """`network_dropout`: some activations zeroed, the rest scaled up.
+
+        Args:
+            values: activations of any shape.
+            generator: draws which, on the CPU; None drops nothing.
+        """
 
     def drop_ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
-        """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up."""
+        """`rank_dropout` of a low-rank pair: some ranks of each image zeroed, the rest scaled up.
+
+        Args:
+            hidden: what is between the two factors, (B, …), with the ranks in `dimension`.
+            dimension: that of the ranks.
+            generator: draws which, on the CPU; None drops nothing.
+        """
 
     def keep_mask(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
-        """`rank_dropout` for kinds without ranks: which of `count` rows or blocks stay, on `device`; None for all."""
+        """`rank_dropout` for kinds without ranks.
+
+        Args:
+            count: how many rows or blocks there are.
+            device: where the mask is needed.
+            generator: draws which, on the CPU; None drops nothing.
+
+        Returns:
+            Which stay (count,), as booleans; None for all.
+        """
 
 
 class AdapterHooks(NamedTuple):
@@ -133,7 +153,15 @@ class TrainedTensor:
 def initial_tensors(
     records: Sequence[TrainedTensor], source_of: Callable[[TrainedTensor], InitSource]
 ) -> dict[str, Tensor]:
-    """The tensors of one module before the first step, by suffix; `source_of` gives what a tensor is drawn from."""
+    """The tensors of one module before the first step.
+
+    Args:
+        records: the tensors; a copy comes after what it is a copy of.
+        source_of: gives what a tensor is drawn from.
+
+    Returns:
+        {suffix: tensor in float32 on the CPU}.
+    """
     tensors: dict[str, Tensor] = {}
     for record in records:
         if record.copy_of:
@@ -172,26 +200,55 @@ class TrainableAdapter(TrainableKind):
     linear: ClassVar[bool] = True  # at another strength its change is that many times as large
 
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
-        """The trained tensors of one module; together their initial values change nothing."""
+        """The trained tensors of one module. Together their initial values change nothing.
+
+        Args:
+            size: the module's weight, rank and alpha.
+        """
         raise NotImplementedError
 
     def hooks(
         self, size: TargetSize, tensors: Tensors, dropout: Dropout, column_norms: Callable[[Tensors], Tensor]
     ) -> AdapterHooks:
-        """What the adapter does at the activations; `column_norms` gives those of weight + change, for DoRA."""
+        """What the adapter does at the activations.
+
+        Args:
+            size: the module's weight, rank and alpha.
+            tensors: the module's trained tensors by suffix.
+            dropout: what is dropped in this forward pass.
+            column_norms: gives the norms of the columns of weight + change, for DoRA.
+        """
         raise NotImplementedError
 
     def norm(self, tensors: Tensors, scale: float) -> Tensor:
-        """Frobenius norm of the change of the weight at strength 1; `scale` is alpha / rank."""
+        """The Frobenius norm of the change of the weight at strength 1.
+
+        Args:
+            tensors: the module's trained tensors by suffix.
+            scale: alpha / rank.
+
+        Returns:
+            A tensor without dimensions.
+        """
         raise NotImplementedError
 
     def rescale_(self, tensors: Tensors, ratio: Tensor) -> None:
-        """Multiplies the change of the weight by `ratio`, in place (max_norm)."""
+        """Multiply the change of the weight, in place (max_norm).
+
+        Args:
+            tensors: the module's trained tensors by suffix.
+            ratio: a tensor without dimensions, from 0 to 1.
+        """
         for suffix in self.all_scale_tensors:
             tensors[suffix].mul_(ratio)
 
     def at_strength(self, tensors: Tensors, strength: float) -> Tensors:
-        """The tensors of one module at a strength, with a way for gradients; only of a linear kind."""
+        """The tensors of one module at a strength, with a way for gradients; only of a linear kind.
+
+        Args:
+            tensors: the module's trained tensors by suffix.
+            strength: 1 is as trained; the others are for sliders.
+        """
         if strength == 1:
             return tensors
         assert self.linear
@@ -208,17 +265,34 @@ class TrainableAdapter(TrainableKind):
         return self.takes_alpha
 
     def scale(self, suffixes: Container[str], rank: int, alpha: float) -> float:
-        """What the change is multiplied by: alpha / rank, 1 where alpha does not count."""
+        """What the change is multiplied by: alpha / rank, 1 where alpha does not count.
+
+        Args:
+            suffixes: those of the module's tensors.
+            rank: the adapter's rank.
+            alpha: its alpha.
+        """
         return alpha / rank if self.alpha_counts(suffixes) else 1.0
 
     def change(self, tensors: Tensors, size: TargetSize) -> Tensor:
-        """The difference (out, in, *kernel) that the adapter adds to the weight, in float32; of DoRA without its
-        magnitude.
+        """The difference that the adapter adds to the weight; of DoRA without its magnitude.
+
+        Args:
+            tensors: the module's trained tensors by suffix.
+            size: the module's weight, rank and alpha.
+
+        Returns:
+            (out, in, *kernel) in float32, differentiable.
         """
         return self.layer(tensors, size).delta(size.shape, next(iter(tensors.values())).device)
 
     def layer(self, tensors: Tensors, size: TargetSize) -> AdditiveLayer:
-        """The added change as a layer."""
+        """The added change as a layer, which loads and saves it.
+
+        Args:
+            tensors: the module's trained tensors by suffix.
+            size: the module's weight, rank and alpha.
+        """
         raise NotImplementedError
 
 

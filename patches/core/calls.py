@@ -61,12 +61,18 @@ LAYERS = (
         "What computes in place of the module's own forward (a quantized product, half of a VAE): all others go around"
         " what a module computes, whatever that is.",
     ),
+    Layer(
+        "input",
+        "A host's own layer gets its input in the type of the products. What adapters read is not cast: gradients add"
+        " up in the input's own type, as with a layer that needs no cast.",
+    ),
 )
 _PLACES = {layer.name: place for place, layer in enumerate(LAYERS)}
 
 _OWN_FORWARD = "torch.compile gets the forward of the block's class, and would leave out what lies inside of it"
+_INSIDE = ("probe", "adapter", "bypass", "replacement", "input")  # of compiled blocks
 _NEVER_TOGETHER = {
-    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in ("probe", "adapter", "bypass", "replacement")},
+    **{frozenset(("compiled", inner)): _OWN_FORWARD for inner in _INSIDE},
     frozenset(("compiled",)): "a block is compiled once",
     frozenset(("replacement",)): "only one of them can compute in place of the module",
     frozenset(("sharding",)): "its weights are divided among the ranks already",

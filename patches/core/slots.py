@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from .handle import Handle
+from .host_memory import empty_on_host
 
 _SWAPS = "_graft_swaps"  # of a module while another tensor is in one of its slots
 
@@ -221,12 +222,11 @@ def stored_tensors(tensor: Tensor) -> Iterator[Tensor]:
 
 
 def copy_to_host(tensor: Tensor) -> Tensor:
-    """A copy in host memory, pinned if the tensor is on CUDA."""
+    """A copy in host memory; see `empty_on_host`."""
     with torch.inference_mode(False), torch.no_grad():
         if is_made_of_others(tensor):
             return tensor.detach().to("cpu", copy=True).clone()
-        copy = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.device.type == "cuda")
-        return copy.copy_(tensor.data)
+        return empty_on_host(tensor.data).copy_(tensor.data)
 
 
 def write_(tensor: Tensor, values: Tensor) -> None:

@@ -36,11 +36,20 @@ class AveragedLora:
 def average(
     states: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str], algebra: str, rank: int = 0
 ) -> AveragedLora:
-    """The weighted average of LoRA state dicts, under the first one's names. They may be in different key formats, as
-    PEFT's and kohya's, as long as each layer has a counterpart.
+    """The weighted average of LoRAs, under the first one's names. They may be in different key formats, as PEFT's and
+    kohya's, as long as each layer has a counterpart.
 
-    `algebra` is "factors" or "products"; with products, `rank` 0 keeps the result exact. Raises ValueError listing
-    every layer, shape and key that differs between the files, and every kind of layer that cannot be averaged.
+    Args:
+        states: the files' tensors by name.
+        shares: the weight of each file; they need not add up to 1.
+        names: what errors call the files.
+        algebra: "factors" averages up and down by themselves, which holds within one run; "products" averages the
+            changes up @ down.
+        rank: with products the largest rank of the result, by SVD; 0 keeps it exact.
+
+    Raises:
+        ValueError: listing every layer, shape and key that differs between the files, and every kind of layer that
+            cannot be averaged.
     """
     if algebra not in ALGEBRAS:
         raise ValueError(f"Averaging LoRAs: averaging method is {algebra!r}, expected one of {', '.join(ALGEBRAS)}.")
@@ -174,10 +183,16 @@ def _products(files: Sequence[Mapping[str, Group]], shares: Sequence[float], ran
 
 
 def concatenate(layers: Sequence[LoRA], shares: Sequence[float]) -> tuple[Tensor, Tensor]:
-    """Concatenate weighted layers of one weight: (up (out, all ranks), down (all ranks, columns)) in float64.
+    """Put weighted layers of one weight side by side. The product of the results is the weighted sum of their changes:
 
-    Their product is the weighted sum of the layers' changes: sum share_i scale_i up_i @ down_i = [share_i scale_i up_i]
-    @ [down_i]. Convolutions are flattened, as `LoRA.factors` gives them.
+        sum share_i scale_i up_i @ down_i = [share_i scale_i up_i] @ [down_i]
+
+    Args:
+        layers: of one weight. Convolutions are flattened, as `LoRA.factors` gives them.
+        shares: the weight of each.
+
+    Returns:
+        (up (out, all ranks), down (all ranks, columns)) in float64.
     """
     ups, downs = [], []
     for layer, share in zip(layers, shares, strict=True):

@@ -176,10 +176,16 @@ def _diffusers_end(name: str, diffusers: DiffusersBlocks | None) -> str | None:
 
 
 def parse(text: str) -> dict[str, float]:
-    """Read block weights: {block or kind of block: strength}.
+    """Read block weights.
 
-    The text is a list "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), names "IN=0, OUT05=0.5", or a preset. Raises
-    ValueError that describes the error.
+    Args:
+        text: a list "1,0,0.5,…" (12, 17, 20, 26, 57, 58 or 61 numbers), names "IN=0, OUT05=0.5", or a preset.
+
+    Returns:
+        {block or kind of block: strength}.
+
+    Raises:
+        ValueError: saying what was expected.
     """
     preset = presets().get(text.strip().upper())
     if preset is not None:
@@ -211,7 +217,15 @@ def _number(text: str) -> float:
 
 
 def parse_for_model(text: str, weights: Iterable[str]) -> dict[str, float]:
-    """Read block weights and check them against a model; ValueError if they name blocks that it does not have."""
+    """Read block weights and check them against a model.
+
+    Args:
+        text: as in `parse`.
+        weights: the names of the model's weights.
+
+    Raises:
+        ValueError: where they cannot be read, or name blocks that the model does not have.
+    """
     strengths = parse(text)
     model_blocks = {block_of(weight) for weight in weights} | {REST, *TEXT}
     missing = [name for name in strengths if not any(_fits(name, block) for block in model_blocks)]
@@ -229,9 +243,12 @@ def parse_for_model(text: str, weights: Iterable[str]) -> dict[str, float]:
 
 
 def strength_of_weight(strengths: Mapping[str, float], weight: str, text: bool = False) -> float:
-    """The block strength of a weight (`text`: of a text encoder).
+    """The block strength of a weight: that of its block, by the longest matching name; else BASE's; else 1.
 
-    That is the strength of its block, by the longest matching name; else BASE's; else 1.
+    Args:
+        strengths: as `parse` gives them.
+        weight: its name.
+        text: whether it is a text encoder's.
     """
     return strength_of_block(strengths, text_block(weight) if text else block_of(weight))
 

@@ -20,10 +20,16 @@ _CANCELED = 1e-14  # singular values of a product below this share of its factor
 
 
 def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, float, float]:
-    """Reduce a product (out, r) @ (r, columns) to a rank: (up, down, squared norm of the whole, squared norm of what is
-    lost).
+    """Reduce a product to a rank by SVD, in float64.
 
-    The factors are balanced, and have the type of `up`. Everything in between is in float64.
+    Args:
+        up: (out, r).
+        down: (r, columns).
+        rank: the largest rank of the result.
+
+    Returns:
+        (up (out, rank), down (rank, columns), squared norm of the whole, squared norm of what is lost). The factors are
+        balanced, and have the type of `up`.
     """
     change = svd_of_product(up, down)
     energies = change.values.square()
@@ -32,11 +38,19 @@ def cut_to_rank(up: Tensor, down: Tensor, rank: int) -> tuple[Tensor, Tensor, fl
 
 
 def best_factors(matrix: Tensor, rank: int) -> tuple[Tensor, Tensor, float]:
-    """Reduce a matrix (out, columns) to a rank: (up (out, rank), down (rank, columns), squared norm of what is lost).
+    """Reduce a matrix to a rank. Beyond a few hundred rows and columns by Halko's randomized SVD (2011, arXiv
+    0909.4061), with a fixed seed of its own.
 
-    The singular values are split evenly between the factors. Beyond a few hundred rows and columns it uses Halko's
-    randomized SVD, with a fixed seed of its own. What is lost is measured by itself, never as the difference of two
-    large norms: rounding would be more than most of what a LoRA leaves out.
+    What is lost is measured by itself, never as the difference of two large norms: rounding would be more than most of
+    what a LoRA leaves out.
+
+    Args:
+        matrix: (out, columns).
+        rank: the largest rank of the result.
+
+    Returns:
+        (up (out, rank), down (rank, columns), squared norm of what is lost), with the singular values split evenly
+        between the factors.
     """
     rank = min(rank, *matrix.shape)
     if min(matrix.shape) <= max(_SMALL, 4 * rank):
@@ -62,7 +76,11 @@ class SVD(NamedTuple):
     right: Tensor
 
     def truncate(self, rank: int) -> SVD:
-        """The largest singular values only."""
+        """The largest singular values only.
+
+        Args:
+            rank: how many.
+        """
         return SVD(self.left[:, :rank], self.values[:rank], self.right[:rank])
 
     def balance(self) -> tuple[Tensor, Tensor]:
@@ -77,8 +95,14 @@ class SVD(NamedTuple):
 
 
 def svd(matrix: Tensor) -> SVD:
-    """The exact SVD of a matrix (out, columns) with r = min(out, columns): computed in float64 up to a few hundred rows
-    or columns, else in float32; the result is float64.
+    """The exact SVD of a matrix.
+
+    Args:
+        matrix: (out, columns).
+
+    Returns:
+        r = min(out, columns) singular values with their vectors, computed in float64 up to a few hundred rows or
+        columns, else in float32; the result is float64.
     """
     if min(matrix.shape) <= _SMALL:
         matrix = matrix.double()
@@ -86,9 +110,15 @@ def svd(matrix: Tensor) -> SVD:
 
 
 def svd_of_product(up: Tensor, down: Tensor) -> SVD:
-    """The exact SVD of a product (out, r) @ (r, columns) in float64, from the small matrix between orthogonal sides.
+    """The exact SVD of a product, from the small matrix between orthogonal sides. Factors that cancel out, as those of
+    a file and of its negative do, leave singular values of exactly 0.
 
-    Factors that cancel out, as those of a file and of its negative do, leave singular values of exactly 0.
+    Args:
+        up: (out, r).
+        down: (r, columns).
+
+    Returns:
+        r singular values with their vectors, in float64.
     """
     (left_side, first), (right_side, second) = torch.linalg.qr(up.double()), torch.linalg.qr(down.double().T)
     left, values, right = torch.linalg.svd(first @ second.T, full_matrices=False)

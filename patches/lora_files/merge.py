@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -89,10 +90,19 @@ def merge_loras(
 ) -> MergedLora:
     """Merge LoRAs into one without a model, so every layer must be additive. The sum makes the change of all together.
 
-    `rank` 0 keeps the sum exactly (factors side by side, float32; a difference if a layer has one); above 0 it is cut
-    to that rank by SVD. A method that drops elements leaves no factors: with rank 0 its change is cut to the ranks of
-    the files, added up. Layers are paired by name without prefixes and separators, so a model's own names and
-    diffusers' do not mix. Files are read layer by layer. Raises ValueError listing everything that cannot be merged.
+    Layers are paired by name without prefixes and separators, so a model's own names and diffusers' do not mix. Files
+    are read layer by layer.
+
+    Args:
+        entries: the files with their strengths.
+        rank: 0 keeps the sum exactly (factors side by side, float32; a difference if a layer has one); above 0 it is
+            cut to that rank by SVD. A method that drops elements leaves no factors: with 0 its change is cut to the
+            ranks of the files, added up.
+        advance: called after each layer.
+        settings: the method, and a rule for the rank of each layer.
+
+    Raises:
+        ValueError: listing everything that cannot be merged.
     """
     collected = _CollectedLayers()
     for file, entry in enumerate(entries):
@@ -231,9 +241,14 @@ def merge_changes(
     advance: Callable[[], None] = lambda: None,
     settings: MergeSettings = _SUM,
 ) -> MergedLora:
-    """Merge the patches (of any kind, in order) of a model's weights into one LoRA; `rank` as in `merge_loras`.
+    """Merge the patches of a model's weights (of any kind, in order) into one LoRA. Methods other than the sum take
+    what each file does to the model's own weight.
 
-    Methods other than the sum take what each file does to the model's own weight.
+    Args:
+        changes: what is done to each weight, by its name.
+        rank: as in `merge_loras`.
+        advance: called after each weight.
+        settings: the method, and a rule for the rank of each layer.
     """
     merged = _MergedLayers(rank, settings)
     for name, change in changes.items():
@@ -249,9 +264,12 @@ def merge_changes(
 def extract_lora(
     changes: Mapping[str, Callable[[], Tensor]], rank: int, advance: Callable[[], None] = lambda: None
 ) -> MergedLora:
-    """Extract a LoRA from the differences of two models, by weight name.
+    """Extract a LoRA from the differences of two models. Biases, norms and other vectors stay full differences.
 
-    Each difference is computed only when needed. Biases, norms and other vectors stay full differences.
+    Args:
+        changes: by weight name, what computes the difference; it is called only when needed.
+        rank: the largest rank, by SVD.
+        advance: called after each weight.
     """
     merged = _MergedLayers(rank, _SUM)
     for name, compute in changes.items():
@@ -269,9 +287,15 @@ def extract_lora(
 
 
 def check_comparable(weights: Mapping[str, Tensor], base: Mapping[str, Tensor], prefix: str) -> list[str]:
-    """The names, among those with a prefix, of the weights whose difference between two models a LoRA can store.
+    """The names of the weights whose difference between two models a LoRA can store.
 
-    Raises ValueError listing every weight that only one model has, whose shapes differ, or that is quantized.
+    Args:
+        weights: those of one model by name.
+        base: those of the other.
+        prefix: which names count.
+
+    Raises:
+        ValueError: listing every weight that only one model has, whose shapes differ, or that is quantized.
     """
     names = [name for name in {**weights, **base} if name.startswith(prefix)]
     missing, other_shape, quantized = [], [], []
@@ -344,19 +368,12 @@ class _MergedLayers:
         if self.method.merge is not None:
             self.add_merged(base, file_changes(patches, shape, read), bias, may_be_flat)
             return
-        if read is not None and not are_additive(patches):
-            weight = read()
-            self.add_change(base, apply_in_order(weight, patches) - weight, self.rank, bias)
+        change = _join_patches(0, patches, shape, read)
+        if change.up is not None and change.down is not None:
+            self.add_product(base, change.up, change.down, shape)
             return
-        fused = fuse(patches, shape)
-        up, down, diff = fused.up, fused.down.float(), fused.diff
-        if diff is None:
-            self.add_product(base, up, down, shape)
-            return
-        # As one tensor: if a name has factors and a difference, ComfyUI reads only the difference.
-        if up.shape[1]:
-            diff = diff + (up @ down).reshape(diff.shape)
-        if (self.rank or self.chooses_ranks) and _cancels_out(diff, file_changes(patches, shape)):
+        diff, is_sum = change.whole(), are_additive(patches)
+        if is_sum and (self.rank or self.chooses_ranks) and _cancels_out(diff, file_changes(patches, shape)):
             diff = torch.zeros_like(diff)
         self.add_change(base, diff, self.rank, bias, may_be_flat)
 
@@ -451,27 +468,39 @@ class _MergedLayers:
 def file_changes(
     patches: Sequence[Patch], shape: Sequence[int], read: Callable[[], Tensor] | None = None
 ) -> list[FileChange]:
-    """What each file does to a weight of `shape`; `read` gives the weight to patches that need it."""
+    """What each file does to a weight.
+
+    Args:
+        patches: of the weight, in order; each knows its file.
+        shape: the weight's.
+        read: gives the weight in float32 to patches that need it.
+    """
     by_file: dict[int, list[Patch]] = {}
     for patch in patches:
         by_file.setdefault(patch.file, []).append(patch)
-    changes, weight = [], None
-    for file, own in by_file.items():
-        made = FileChange(file, own[0].strength, tuple(shape))
-        if read is not None and not are_additive(own):
-            if weight is None:
-                weight = read()
-            changes.append(replace(made, diff=apply_in_order(weight, own) - weight))
-            continue
-        fused = fuse(own, shape)
-        if fused.diff is None:
-            changes.append(replace(made, up=fused.up, down=fused.down.float()))
-            continue
-        diff = fused.diff
-        if fused.up.shape[1]:
-            diff = diff + (fused.up @ fused.down.float()).reshape(diff.shape)
-        changes.append(replace(made, diff=diff))
-    return changes
+    if read is not None:
+        read = functools.cache(read)
+    return [_join_patches(file, own, shape, read) for file, own in by_file.items()]
+
+
+def _join_patches(
+    file: int, patches: Sequence[Patch], shape: Sequence[int], read: Callable[[], Tensor] | None
+) -> FileChange:
+    """What patches of one weight do together: factors, or one tensor, as ComfyUI reads only the difference where a
+    name has both.
+    """
+    strength, sizes = patches[0].strength, tuple(shape)
+    if read is not None and not are_additive(patches):
+        weight = read()
+        return FileChange(file, strength, sizes, diff=apply_in_order(weight, patches) - weight)
+    fused = fuse(patches, shape)
+    factors = FileChange(file, strength, sizes, fused.up, fused.down.float())
+    if fused.diff is None:
+        return factors
+    diff = fused.diff
+    if fused.up.shape[1]:
+        diff = diff + factors.whole()
+    return FileChange(file, strength, sizes, diff=diff)
 
 
 def _cancels_out(total: Tensor, changes: Sequence[FileChange]) -> bool:

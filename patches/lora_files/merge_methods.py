@@ -289,7 +289,13 @@ def energy(change: Tensor) -> float:
 
 
 def inner_product(one: FileChange, other: FileChange) -> float:
-    """The inner product of two changes, without forming them where they have factors."""
+    """The inner product of two changes of one weight, in float64. Where both have factors it is computed from them, as
+    sum((up^T up') * (down down'^T)), without forming the changes.
+
+    Args:
+        one: what one file does.
+        other: what another one does.
+    """
     first, second = one.factors, other.factors
     if first is None or second is None:
         return float((one.whole().double() * other.whole().double()).sum())

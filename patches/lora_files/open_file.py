@@ -20,19 +20,30 @@ _lock = threading.Lock()
 
 
 def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Open a LoRA file: (tensors, metadata) of a safetensors file, memory-mapped.
+    """Open a LoRA file, memory-mapped. PEFT's settings beside it become another metadata entry.
 
-    PEFT's settings beside it become another metadata entry. Raises ValueError that names the file if it is damaged or
-    in another format.
+    Args:
+        path: a safetensors file.
+
+    Returns:
+        (tensors, metadata).
+
+    Raises:
+        ValueError: naming the file where it is damaged or in another format.
     """
     tensors, metadata = load_safetensors(path)
     return tensors, {**metadata, **_peft_settings(path)}
 
 
 def load_once(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """`load`, kept as long as the file's `version` stays the same; do not modify the result.
+    """`load`, kept as long as the file's `file_version` stays the same. The files used last are kept; one that has
+    changed takes the place of what it was.
 
-    The files used last are kept. A file that has changed takes the place of what it was.
+    Args:
+        path: a safetensors file.
+
+    Returns:
+        (tensors, metadata), which must not be changed.
     """
     current = file_version(path)
     with _lock:

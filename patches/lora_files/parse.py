@@ -73,15 +73,22 @@ def read(
 ) -> ParsedLora:
     """Match a LoRA's state dict with a model's weights and check all of it. Nothing is changed.
 
-    - `key_map`: the target of every LoRA name that the model knows; `shapes`: the shape of each (model, weight).
-    - `hint` says what the file is for, in the message when nothing matches; `configs` are the PEFT settings that came
-      with the file, `trainer` is who wrote it (see `trainer.oft_trainer`).
-    - `embeddings_are_read`: a CLIP gets the embeddings in the file, so it may hold nothing else.
-    - `model_family` gives the title of the model's family ("" if it is unknown), for messages.
+    Args:
+        state: the file's tensors by name.
+        key_map: the target of every LoRA name that the model knows.
+        shapes: the shape of each (model, weight).
+        name: what errors call the file.
+        partial: whether names without a weight and wrong shapes are left out.
+        hint: what the file is for, in the message when nothing matches.
+        configs: the PEFT settings that came with the file.
+        trainer: who wrote it (see `trainer.oft_trainer`).
+        embeddings_are_read: a CLIP gets the embeddings in the file, so it may hold nothing else.
+        model_family: gives the title of the model's family ("" if it is unknown), for messages.
 
-    Raises ValueError listing every problem: no match at all, names without a weight and wrong shapes (unless
-    `partial`), incomplete pairs, NaN or infinite values, unavailable kinds, two names with different changes of the
-    same rows.
+    Raises:
+        ValueError: listing every problem: no match at all, names without a weight and wrong shapes (unless `partial`),
+            incomplete pairs, NaN or infinite values, unavailable kinds, two names with different changes of the same
+            rows.
     """
     tensors_of_layers = drop_embeddings(state)
     groups, strangers, problems = group_by_layer(tensors_of_layers, plain=False)
@@ -164,8 +171,14 @@ def _purpose(hint: str, matches: bool, fits: bool, model_family: Callable[[], st
 def read_layers(
     state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...] = ()
 ) -> tuple[list[tuple[str, bool, Layer]], list[str]]:
-    """All layers of a LoRA without a model to check them against: ([(name in the file, whether for the bias, layer)],
-    problems).
+    """All layers of a LoRA without a model to check them against.
+
+    Args:
+        state: the file's tensors by generic names.
+        configs: the PEFT settings that came with the file.
+
+    Returns:
+        ([(name in the file, whether for the bias, layer)], problems).
     """
     groups, strangers, problems = group_by_layer(drop_embeddings(state), plain=False)
     problems += [f"{key} is no LoRA tensor" for key in strangers]
@@ -180,8 +193,12 @@ def read_layers(
 
 
 def add_alphas(state: Mapping[str, Tensor], configs: tuple[PeftConfig, ...]) -> dict[str, Tensor]:
-    """A LoRA's state dict with the scales that PEFT keeps in its settings beside the file: as alphas, or, in a layer
-    without a rank that alpha is divided by (a LoKr of two whole matrices), multiplied into a tensor.
+    """A LoRA with the scales that PEFT keeps in its settings beside the file: as alphas, or, in a layer without a rank
+    that alpha is divided by (a LoKr of two whole matrices), multiplied into a tensor.
+
+    Args:
+        state: the file's tensors by name; it is not changed.
+        configs: the PEFT settings that came with the file.
     """
     groups, _, _ = group_by_layer(state, plain=False)
     scaled = dict(state)
@@ -225,9 +242,13 @@ def layer_names(state: Collection[str]) -> list[str]:
 
 
 def summarize(shapes: Mapping[str, Sequence[int]]) -> tuple[dict[str, int], list[int]]:
-    """Summarize a LoRA file: ({kind of layer: count}, all ranks), from the names and shapes of its tensors.
+    """Summarize a LoRA file from names and shapes. Tensors that are not a LoRA's are not counted.
 
-    Tensors that are not a LoRA's are not counted.
+    Args:
+        shapes: of its tensors, by name.
+
+    Returns:
+        ({kind of layer: count}, all ranks).
     """
     names = tensor_names()
     groups: dict[str, dict[str, Sequence[int]]] = {}
@@ -257,10 +278,15 @@ def _labels(roles: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def group_by_layer(state: Mapping[str, Tensor], plain: bool = True) -> tuple[dict[str, Group], list[str], list[str]]:
-    """Group a LoRA's tensors by layer: (tensors by layer name and role, unknown keys, problems).
+    """Group a LoRA's tensors by layer. A layer with an alpha alone is left out: it does nothing. So is a tensor that is
+    there twice, as `lora_up` and as `lora_B`.
 
-    `plain` refuses everything but factor pairs and differences. A layer with an alpha alone is left out: it does
-    nothing. So is a tensor that is there twice, as `lora_up` and as `lora_B`.
+    Args:
+        state: the file's tensors by name.
+        plain: whether everything but factor pairs and differences is refused.
+
+    Returns:
+        (tensors by layer name and role, unknown keys, problems).
     """
     groups: dict[str, Group] = {}
     strangers: list[str] = []
@@ -543,7 +569,16 @@ def _list_some(names: Iterable[str]) -> str:
 def patches_of(
     parsed: ParsedLora, model: str, shapes: Mapping[tuple[str, str], Sequence[int]]
 ) -> Iterator[tuple[str, Layer, Slice | None]]:
-    """The layers for one model: (weight, layer, part) of each, for the model's own order of rows."""
+    """The layers for one model, for the model's own order of rows.
+
+    Args:
+        parsed: the file.
+        model: "model" or "clip".
+        shapes: the shape of each (model, weight).
+
+    Yields:
+        (weight, layer, part of the weight) of each.
+    """
     for target, layers in parsed.layers.items():
         if target.model != model:
             continue

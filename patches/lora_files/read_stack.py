@@ -96,9 +96,16 @@ def read_stack(
     mode: str,
     convert: Callable[[StateDict], StateDict],
 ) -> LoraStackPatches:
-    """Read a LoRA stack for a model, to apply in `mode`: its patches. `convert` turns a file's keys into generic names.
+    """Read a LoRA stack for a model.
 
-    Raises ValueError listing every error of every entry.
+    Args:
+        entries: the files with their strengths.
+        weights: what the model has.
+        mode: the patch mode that it is applied in.
+        convert: turns a file's keys into generic names.
+
+    Raises:
+        ValueError: listing every error of every entry.
     """
     reading = read_files(entries, weights, convert)
     embeddings = _read_embeddings(entries, weights)
@@ -132,7 +139,14 @@ def read_stack_to_merge(
 ) -> LoraStackPatches:
     """Read a LoRA stack that is to be merged into one LoRA: its patches, and a report of what is skipped.
 
-    `base_weights` are the tensors of the "model" and the "clip" by name. Raises ValueError listing every error.
+    Args:
+        entries: the files with their strengths.
+        weights: what the model has.
+        base_weights: the tensors of the "model" and the "clip" by name.
+        convert: turns a file's keys into generic names.
+
+    Raises:
+        ValueError: listing every error.
     """
     reading = read_files(entries, weights, convert)
     patches = _patches_by_space(reading, weights, masked=False)
@@ -340,8 +354,16 @@ def patches_by_weight(
     shapes: Mapping[tuple[str, str], Sequence[int]],
     masked: bool = True,
 ) -> dict[str, list[Patch]]:
-    """The patches of LoRAs for the "model" or the "clip" by weight, with block weights. Layers of strength 0 are
-    skipped. Unless `masked`, ranks that follow the noise level work always; a text encoder's do so anyway.
+    """The patches of LoRAs for one model, with block weights. Layers of strength 0 are skipped.
+
+    Args:
+        loras: each with its entry in the stack.
+        space: "model" or "clip".
+        shapes: the shape of each (model, weight).
+        masked: whether ranks follow the noise level where they were trained so; a text encoder's always work.
+
+    Returns:
+        {weight: patches in order}.
     """
     patches: dict[str, list[Patch]] = {}
     for file, (entry, lora) in enumerate(loras):

@@ -21,13 +21,19 @@ from .trainer import MIN_RANK, RANK_EXPONENT
 
 
 def to_key_format(lora: Mapping[str, Tensor], name: str, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Convert a LORA_MODEL (ComfyUI's generic names) to a key format: factors and differences as `dtype`, alpha as
-    float32.
+    """Convert a LORA_MODEL (ComfyUI's generic names) to a key format.
 
     Layers merged without a model have the names of their first file. kohya's stay; diffusers' UNet names become
-    kohya's, which ComfyUI reads too. Trained words go with them under OneTrainer's names, in float32. Raises
-    ValueError listing what the format cannot name, and tensors with NaN, infinite numbers, or numbers that `dtype`
-    cannot hold.
+    kohya's, which ComfyUI reads too. Trained words go with them under OneTrainer's names, in float32.
+
+    Args:
+        lora: its tensors by name.
+        name: the key format.
+        dtype: that of factors and differences; alphas are float32.
+
+    Raises:
+        ValueError: listing what the format cannot name, and tensors with NaN, infinite numbers, or numbers that `dtype`
+            cannot hold.
     """
     choices = key_formats.writable_formats()
     if name not in choices:
@@ -82,10 +88,15 @@ def _family(lora: Mapping[str, Tensor]) -> ModelFamily | None:
 
 
 def kohya_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, str]:
-    """`sshs_model_hash` and `sshs_legacy_hash` as sd-scripts computes them, for the file with only its `ss_*` metadata.
+    """The hashes of a file with only its `ss_*` metadata, as sd-scripts computes them.
 
-    The first is the sha256 of everything after the header; the second is the first 8 digits of the sha256 of 64 KiB
-    from 1 MiB on.
+    Args:
+        tensors: the file's.
+        metadata: the file's.
+
+    Returns:
+        `sshs_model_hash`, the sha256 of everything after the header, and `sshs_legacy_hash`, the first 8 digits of the
+        sha256 of 64 KiB from 1 MiB on.
     """
     model_hash, legacy_hash, offset = sha256(), sha256(), 0
     kohya = {key: value for key, value in metadata.items() if key.startswith("ss_")}
@@ -101,7 +112,10 @@ def kohya_hashes(tensors: Mapping[str, Tensor], metadata: Mapping[str, str]) -> 
 def build_metadata(lora: Mapping[str, Tensor], title: str, more: Mapping[str, str]) -> dict[str, str]:
     """The metadata of a saved LoRA (`ss_*` and `modelspec.*`), without dates or random ids.
 
-    `more` (from training) overrides it.
+    Args:
+        lora: its tensors by generic names.
+        title: the file's.
+        more: from training; it overrides the others.
     """
     groups, _, _ = group_by_layer(lora, plain=False)
     ranks = sorted({group["down"][1].shape[0] for group in groups.values() if "down" in group})

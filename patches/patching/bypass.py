@@ -34,7 +34,12 @@ def supports_bypass(module: nn.Module) -> bool:
 def put_bypass(module: nn.Module, adapter: Bypass) -> Handle:
     """Put an adapter around a module's forward, until the handle leaves.
 
-    Raises ValueError where the module runs compiled: its own forward would be left out.
+    Args:
+        module: a Linear or a convolution.
+        adapter: what it adds.
+
+    Raises:
+        ValueError: where the module runs compiled: its own forward would be left out.
     """
     key = str(id(module))
     if adapter.compiled:
@@ -140,7 +145,17 @@ class Bypass:
     def run(self, module: nn.Module, x: Tensor, own: Callable[[Tensor], Tensor], parts: Parts) -> Tensor:
         """`__call__` with parts that are in the type and on the device of x:
 
-        y = outputs(f(inputs(x))) + sum of multiplier * (diff or kron) @ x + up @ (multipliers * (down @ x)) + biases
+            y = outputs(f(inputs(x))) + sum of multiplier * (diff or kron) @ x + up @ (multipliers * (down @ x)) +
+            biases
+
+        Args:
+            module: the module, for the stride and padding of a convolution.
+            x: its input (…, in), or (B, in, h, w) of a convolution.
+            own: f, the module's own output for an input.
+            parts: the tensors.
+
+        Returns:
+            The output, of the type of x.
         """
         if not parts.own:
             return self._added(module, x, None, parts)

@@ -81,7 +81,13 @@ class Composed:
     biases: list[tuple[int, Tensor]] = field(default_factory=list)
 
     def add(self, patches: Sequence[Patch], place: Place, groups: int = 1) -> None:
-        """Add additive patches."""
+        """Add additive patches.
+
+        Args:
+            patches: of the same weight.
+            place: gives the index of a schedule's multiplier, 0 for none.
+            groups: those of a convolution.
+        """
         for schedule, patch_group in _group_by_schedule(patches):
             index, not_kronecker = place(schedule), []
             indices = range(index, index + 1)
@@ -119,8 +125,11 @@ class Composed:
         return Kron(self.shape, patch.strength * factors[0], factors[1], patch.part)
 
     def wrap(self, around: ActivationForm, part: Slice | None) -> None:
-        """Put a non-additive layer on top: wrap the result so far in its maps, and add its own product (for a part of
-        the weight).
+        """Put a non-additive layer on top: wrap the result so far in its maps, and add its own product.
+
+        Args:
+            around: the layer at the activations.
+            part: the part of the weight that its product is for; None is all of it.
         """
         if around.keeps_output:
             self.inputs, self.outputs = (*around.inputs, *self.inputs), (*self.outputs, *around.outputs)
@@ -155,7 +164,13 @@ class Composed:
         self.diffs, self.krons = self.diffs + [(place, kron.dense()) for place, kron in self.krons], []
 
     def add_bias(self, patches: Sequence[Patch], read: Callable[[], Tensor | None], place: Place) -> None:
-        """Add the changes of the bias. Maps of the weight do not apply to it."""
+        """Add the changes of the bias. Maps of the weight do not apply to it.
+
+        Args:
+            patches: of the bias.
+            read: gives the bias in float32, None where the module has none.
+            place: gives the index of a schedule's multiplier, 0 for none.
+        """
         constant = [patch for patch in patches if patch.schedule is None]
         changed = self.outputs or not self.own or not are_additive(constant)
         base_bias = read() if changed else None
@@ -190,9 +205,14 @@ def compose(
     place: Place = lambda _: 0,
     groups: int = 1,
 ) -> Composed:
-    """Combine the patches of a weight (out, in / groups, ...) for the activations, in order.
+    """Combine the patches of a weight for the activations, in order.
 
-    `read` gives the weight in float32 to patches that need it.
+    Args:
+        patches: of any kind.
+        shape: the weight's (out, in / groups, *kernel).
+        read: gives the weight in float32 to patches that need it.
+        place: gives the index of a schedule's multiplier, 0 for none.
+        groups: those of a convolution.
     """
     composed, applied = Composed(tuple(shape)), []  # type: Composed, list[Patch]
     for is_additive, batch_patches in itertools.groupby(patches, lambda patch: patch.layer.is_additive):
@@ -223,6 +243,13 @@ def make_uniform(
     Its only maps are scales, and it always uses some share of the module's own output. A map that is not a scale (a
     rotation, a mixture) becomes a difference of the whole weight. A difference becomes two factors, one of them a unit
     matrix. A grouped convolution gets no factors: all its constant changes become one difference.
+
+    Args:
+        made: what `compose` made.
+        patches: those that it was made of.
+        read: gives the weight in float32.
+        place: gives the index of a schedule's multiplier, 0 for none.
+        groups: those of a convolution.
     """
     if not all(map(is_scale, (*made.inputs, *made.outputs))):
         base = read()

@@ -139,9 +139,13 @@ class Fused:
 def fuse(
     patches: Sequence[Patch], shape: Sequence[int], device: torch.device | str = "cpu", max_rank: int = MAX_FACTOR_RANK
 ) -> Fused:
-    """Combine the patches of one weight of `shape`: concatenate up and down matrices, and sum full differences.
+    """Combine the patches of one weight: concatenate up and down matrices, and sum full differences.
 
-    Every patch must be additive. A LoHa counts as up and down matrices if it has at most `max_rank` components.
+    Args:
+        patches: additive ones.
+        shape: the weight's (out, in, *kernel).
+        device: where they are put together.
+        max_rank: a LoHa counts as up and down matrices if it has at most so many components.
     """
     ups, downs, scales, diff = [], [], [], None
     out, columns, kernel = _rows_of(shape), torch.Size(shape[1:]).numel(), torch.Size(shape[2:]).numel()
@@ -198,9 +202,14 @@ def _pad_part(factor: Tensor, part: Slice | None, dimension: int, size: int, ker
 def apply_patches(base: Tensor, patches: Sequence[Patch], out: Tensor | None = None, seed: int | None = None) -> Tensor:
     """A weight with all patches applied in order, computed in float32 and rounded once to the weight's type.
 
-    `base` is a floating weight (out, ...) of any shape. The result is written to `out` if given, which has
-    the shape, type and device of `base` and may be `base` itself. Patches that do more than add (DoRA, OFT, set_weight
-    …) get the result of the patches before them. A `seed` makes the rounding stochastic.
+    Args:
+        base: a floating weight (out, ...) of any shape.
+        patches: of any kind. Those that do more than add (DoRA, OFT, set_weight …) get the result of those before them.
+        out: where the result is written, with the shape, type and device of `base`; it may be `base` itself.
+        seed: makes the rounding stochastic; None rounds to the nearest.
+
+    Returns:
+        `out`, or a new tensor.
     """
     result = torch.empty(base.shape, dtype=base.dtype, device=base.device) if out is None else out
     if not result.is_contiguous():  # a convolution's weight in channels_last, changed in place
@@ -281,9 +290,14 @@ def are_additive(patches: Iterable[Patch]) -> bool:
 
 
 def apply_in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
-    """Apply patches of any kind to a float32 weight one after the other; the weight itself stays unchanged.
+    """Apply patches one after the other. Consecutive additive patches become one product.
 
-    Consecutive additive patches become one product.
+    Args:
+        weight: (out, ...) in float32; it stays as it is.
+        patches: of any kind.
+
+    Returns:
+        The new weight, in float32; the same object where nothing changes it.
     """
     result = weight
     for is_additive, batch in itertools.groupby(patches, lambda patch: patch.layer.is_additive):
@@ -300,15 +314,20 @@ def apply_in_order(weight: Tensor, patches: Sequence[Patch]) -> Tensor:
 
 
 def bfloat16_factors(up: Tensor, down: Tensor, base: Tensor) -> tuple[Tensor, Tensor]:
-    """Round `up` and `down` to bfloat16 so that up @ down stays precise enough to add to `base`.
-
-    Takes `up` (out, R) float32 and `down` (R, columns); returns bfloat16 factors (out, K), (K, columns), where K grows
-    with the precision.
+    """Round two factors to bfloat16 so that their product stays precise enough to add to a weight.
 
     Rounding both factors of component r to bfloat16 adds noise of energy 2 |up_r|^2 |down_r|^2 e^2 to the result.
     Rounding the result itself always adds |base|^2 e^2. The noise of the factors stays below _NOISE of that: each
     component gets the cheapest method that is precise enough. On devices other than a CPU, checking costs more than
     multiplying, so every component gets the most precise method.
+
+    Args:
+        up: (out, R) in float32.
+        down: (R, columns); bfloat16 ones are exact already.
+        base: the weight (out, columns), whose size says how much noise is allowed.
+
+    Returns:
+        bfloat16 factors (out, K) and (K, columns), where K grows with the precision.
     """
     exact = down.dtype == torch.bfloat16
     if not exact:
@@ -387,11 +406,17 @@ def _choose_ways(up: Tensor, down: Tensor, base: Tensor, left: Sequence[float]) 
 
 
 def split_stacks(stacks: Iterable[Stack], weight: str) -> tuple[list[Stack], list[Stack]]:
-    """Split the stacks on a weight into (those that are merged, those that are applied at the activations), each in
-    order.
+    """Divide the stacks on a weight by where they are applied.
 
     The activations come after everything that is merged. So a stack to merge that follows one at the activations goes
     to the activations too, if the order matters because some patches do more than add.
+
+    Args:
+        stacks: those of a model, in order.
+        weight: its name.
+
+    Returns:
+        (those that are merged, those that are applied at the activations), each in order.
     """
     merged: list[Stack] = []
     activations: list[Stack] = []

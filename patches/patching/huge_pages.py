@@ -17,10 +17,13 @@ _WORTH = 2**24  # bytes; below this a separate mapping does not pay
 
 
 def allocate(like: Sequence[Tensor]) -> list[Tensor]:
-    """Allocate contiguous tensors with the shapes, types and devices of `like`, contents undefined.
+    """Allocate contiguous tensors, contents undefined.
 
     Those on the CPU share one memory mapping, which is freed with the last of them. Each tensor has its own storage,
     which ends where the tensor ends.
+
+    Args:
+        like: gives the shapes, types and devices.
     """
     if (
         _HUGE is None

@@ -49,9 +49,15 @@ class WeightPlan(NamedTuple):
 
 
 def plan_stack(target: PatchTarget, patches: Patches, mode: str) -> Installation:
-    """How to apply a stack to a model in a mode: "merge", "bypass", "host" (only ComfyUI's own patches) or "auto".
+    """How to apply a stack to a model.
 
-    Raises ValueError listing the weights for which the mode or a schedule is impossible.
+    Args:
+        target: the model.
+        patches: the stack's, by weight.
+        mode: "merge", "bypass", "host" (only ComfyUI's own patches) or "auto".
+
+    Raises:
+        ValueError: listing the weights for which the mode or a schedule is impossible.
     """
     label = target.label
     if mode == "host":
@@ -113,10 +119,16 @@ def plan_weights(module: nn.Module, patches: Patches, mode: str, why_not_merge: 
     - "auto" merges plain floating weights and bypasses the others (quantized ones).
     - "merge" also merges plain fp8 and quantized weights that can be quantized again, with stochastic rounding, because
       most changes are smaller than their steps. "auto" does not: that rounding is as large as the LoRAs' own change.
-    - With `why_not_merge` nothing is merged. Weights without a bypass (norms, embeddings) go to the host if their
-      patches only add, except in "merge".
 
-    Raises ValueError listing the weights for which the mode, or any mode, is impossible.
+    Args:
+        module: the model.
+        patches: by weight.
+        mode: "auto", "merge" or "bypass".
+        why_not_merge: then nothing is merged. Weights without a bypass (norms, embeddings) go to the host if their
+            patches only add, except in "merge".
+
+    Raises:
+        ValueError: listing the weights for which the mode, or any mode, is impossible.
     """
     plan = WeightPlan([], [], [], Counter())
     problems: list[str] = []

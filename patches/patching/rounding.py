@@ -26,11 +26,16 @@ def rounds_stochastically() -> bool:
 
 
 def round_stochastically(values: Tensor, dtype: torch.dtype, generator: torch.Generator) -> Tensor:
-    """Round float32 `values` stochastically to a narrower floating type: the closer the upper neighbor, the more often
-    up.
+    """Round stochastically to a narrower floating type: the closer the upper neighbor, the more often up.
 
-    Values beyond the type's range become its largest; values that the type can represent stay unchanged. The same
-    generator gives the same bytes.
+    Args:
+        values: float32 of any shape. Those beyond the type's range become its largest; those that it can represent
+            stay.
+        dtype: the narrower type.
+        generator: of the values' device; the same one gives the same bytes.
+
+    Returns:
+        The values in that type.
     """
     limits = torch.finfo(dtype)
     values = values.clamp(limits.min, limits.max)
@@ -45,9 +50,16 @@ def round_stochastically(values: Tensor, dtype: torch.dtype, generator: torch.Ge
 
 @torch.no_grad()
 def round_to_bfloat16_(target: Tensor, value: Tensor, generator: torch.Generator) -> None:
-    """Round float32 `value` stochastically into `target` (bfloat16, same shape and device).
+    """Round stochastically into a bfloat16 tensor. Small steps then add up instead of vanishing (Zamirai 2020, arXiv
+    2010.06192).
 
-    Small steps then add up instead of vanishing (2010.06192). Values that are not finite stay as they are.
+    Args:
+        target: bfloat16, changed in place.
+        value: float32 of the same shape and device. What is not finite stays as it is.
+        generator: of the same device.
+
+    Raises:
+        ValueError: for other types or shapes.
     """
     if target.dtype != torch.bfloat16 or value.dtype != torch.float32 or target.shape != value.shape:
         raise ValueError(

@@ -41,7 +41,11 @@ class Schedule:
         return cls((*before, (start, 1.0), (end, 1.0), *after))
 
     def at(self, percent: float) -> float:
-        """The multiplier when `percent` of sampling is done."""
+        """The multiplier at a moment of sampling, on a straight line between its points.
+
+        Args:
+            percent: how much of sampling is done, from 0 to 1.
+        """
         after = bisect.bisect_right(self.points, percent, key=lambda point: point[0])
         if after == 0:
             return self.points[0][1]
@@ -58,7 +62,15 @@ class MaskedRanks(NamedTuple):
     schedule: Schedule | None = None
 
     def at(self, percent: float, timestep: float) -> torch.Tensor:
-        """The multiplier of every rank (rank,) when `percent` of sampling is done, at a timestep from 0 to 1000."""
+        """The multiplier of every rank.
+
+        Args:
+            percent: how much of sampling is done, from 0 to 1.
+            timestep: from 0 (no noise) to 1000.
+
+        Returns:
+            (rank,) in float32.
+        """
         ranks = self.mask.at(torch.tensor([timestep]))[0].float()
         if self.schedule is None:
             return ranks

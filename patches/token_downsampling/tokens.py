@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 
 if TYPE_CHECKING:
     from ..models.token_layout import Grid
@@ -52,6 +52,7 @@ class ToDoSettings:
         low=1.0,
         high=MAX_FACTOR,
         step=0.1,
+        kohya=("--todo_factor", "one value. 1 is off"),
     )
     max_depth: int = setting(
         "maximum depth",
@@ -60,6 +61,7 @@ class ToDoSettings:
         " is usually enough.",
         low=1,
         high=MAX_DEPTH,
+        kohya=("--todo_max_depth", "1 by default"),
     )
     depth_factors: tuple[float, ...] = setting(
         "factors by depth",
@@ -67,6 +69,10 @@ class ToDoSettings:
         "One factor for each depth, such as '4 2'. Overrides factor and maximum depth. Leave empty to use those.",
         read=_read_factors,
         advanced=True,
+        kohya=(
+            "--todo_factor 4 2, --todo_factor 4 4",
+            "`4 2`, in the same order: the finest depth first. They say how deep it goes, without `--todo_max_depth`",
+        ),
     )
     method: str = setting(
         "downsampling method",
@@ -75,6 +81,7 @@ class ToDoSettings:
         " mean, blend half nearest and half mean. Keep nearest-exact unless you compare.",
         choices=METHODS,
         advanced=True,
+        kohya=("--todo_args downsample_method", "an early option of the pull request"),
     )
     start_percent: float = setting(
         "start",
@@ -116,11 +123,11 @@ class ToDoSettings:
     )
 
     def __post_init__(self) -> None:
-        problems = read_values(self)
-        if not problems and self.start_percent > self.end_percent:
-            problems.append(f"start and end: expected start <= end, got {self.start_percent} and {self.end_percent}")
-        if problems:
-            raise ValueError("Apply ToDo: " + "; ".join(problems) + ".")
+        check_values(self, "Apply ToDo")
+        if self.start_percent > self.end_percent:
+            raise ValueError(
+                f"Apply ToDo: start and end: expected start <= end, got {self.start_percent} and {self.end_percent}."
+            )
 
     @property
     def factors(self) -> tuple[float, ...]:

@@ -63,12 +63,6 @@ def plan_routing(model: nn.Module, settings: RoutingSettings) -> Routing:
     model = unwrap(model)
     if isinstance(getattr(model, "input_blocks", None), nn.Module):
         return _plan_unet(model)
-    routed = _find_class(model)
-    total = sum(len(_blocks(model, called)) for called in routed.blocks)
-    return TransformerRouting(routed, settings.blocks(total), total)
-
-
-def _find_class(model: nn.Module) -> RoutedClass:
     name, known = type(model).__name__, registry.token_routing()
     if name in known.refused:
         raise TypeError(f"Apply TREAD does not work on {name}: {known.refused[name]}")
@@ -78,7 +72,9 @@ def _find_class(model: nn.Module) -> RoutedClass:
             f"Apply TREAD does not know how {name} calls its blocks, so tokens cannot skip them; it knows LDM-layout"
             f" UNets and these transformers: {listed}"
         )
-    return known.classes[name]
+    routed = known.classes[name]
+    total = sum(len(_blocks(model, called)) for called in routed.blocks)
+    return TransformerRouting(routed, settings.blocks(total), total)
 
 
 def _blocks(model: nn.Module, called: RoutedBlocks) -> list[nn.Module]:

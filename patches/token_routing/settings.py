@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ..token_downsampling.tokens import is_disabled
 
 
@@ -52,12 +52,12 @@ class RoutingSettings:
     )
 
     def __post_init__(self) -> None:
-        problems = read_values(self)
+        check_values(self, "Apply TREAD")
         first, last = self.start_layer, self.end_layer
-        if not problems and (first < 0) == (last < 0) and first > last:
-            problems.append(f"start layer {first} comes after end layer {last}: no block would be skipped")
-        if problems:
-            raise ValueError("Apply TREAD: " + "; ".join(problems) + ".")
+        if (first < 0) == (last < 0) and first > last:
+            raise ValueError(
+                f"Apply TREAD: start layer {first} comes after end layer {last}: no block would be skipped."
+            )
 
     @property
     def identity(self) -> str:

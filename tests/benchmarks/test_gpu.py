@@ -21,9 +21,22 @@ NO_COMFYUI = {
 SHARDED = "training with sharded weights (FSDP2)"
 NO_RANKS = "ranks run on CUDA (NCCL) and on CPUs (gloo), not on second"
 RANKS = ("collectives", "training as one process", SHARDED, "several ranks")
+PAGED = ("LoRA and text encoder over two Train Steps", "a LoRA stack on a paged model")
+NO_FLUX = "there is no ComfyUI checkout, and the embedded host has no Flux: name one with --comfyui"
+NO_PAGES = "there is no ComfyUI checkout: name one of 0.33 or later with --comfyui or COMFYUI_PATH"
+FLUX = dict.fromkeys(("bf16", "fp8", "int8", "nf4"), NO_FLUX)
 NOT_HERE = {  # what a device cannot do on the embedded host
-    "cpu": {SHARDED: "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU"},
-    "second": dict.fromkeys(RANKS, NO_RANKS),
+    "cpu": {
+        SHARDED: "it is tried with two GPUs or more; the tests of training/distributed try it on the CPU",
+        "fp16 beside a bare loop": "no model is loaded in fp16 on a CPU",
+        "waits and idle time": "nothing waits for the CPU",
+        "copies and overlap": "weights are on the CPU already",
+        "a preview in mid-run": "a CPU's memory is everyone's",
+        "memory that runs out": "a CPU's memory is everyone's",
+        **dict.fromkeys(PAGED, "ComfyUI pages no model that computes on the CPU"),
+        **FLUX,
+    },
+    "second": {**dict.fromkeys(RANKS, NO_RANKS), **dict.fromkeys(PAGED, NO_PAGES), **FLUX},
 }
 
 
@@ -56,7 +69,7 @@ def test_every_part_runs(tried):
                 missing[case["name"]] = case["reason"]
             rows = case["rows"]
             assert rows or case["status"] != "done", case
-            assert all(math.isfinite(row["value"]) and row["name"] for row in rows), case
+            assert all(math.isfinite(row["value"]) and row["name"] and row["bound"] for row in rows), case
     assert missing == NO_COMFYUI | NOT_HERE[device]
     cases = {part["name"]: [case["name"] for case in part["cases"]] for part in found["parts"]}
     assert all(name in cases[part] for part, name in ON_A_GPU.items()), cases
@@ -82,6 +95,26 @@ def test_one_part_alone(tmp_path):
     assert [part["name"] for part in found["parts"]] == ["lane"]
 
 
+@pytest.mark.long
+def test_what_needs_a_real_comfyui(tmp_path):
+    """Dynamic VRAM and Flux' width, on the second device."""
+    folders = os.environ.get("COMFYUI_PATH", os.path.expanduser("~/ComfyUI")).split(os.pathsep)
+    found = [folder for folder in folders if "ModelPatcherDynamic" in read_patcher(Path(folder).expanduser())]
+    if not found:
+        pytest.skip("no ComfyUI with dynamic VRAM found; set COMFYUI_PATH to a checkout of 0.33 or later")
+    parts = ("paged", "flux", "step")
+    done = gpu(*parts, "--device", "second", "--tiny", "--comfyui", found[0], "--minutes", "60", "--out", str(tmp_path))
+    assert done.returncode == 0, done.stdout[-3000:]
+    cases = [case for part in json.loads((tmp_path / "gpu.json").read_text())["parts"] for case in part["cases"]]
+    assert {case["status"] for case in cases} == {"done"} and {*PAGED, *FLUX} <= {case["name"] for case in cases}
+
+
+def read_patcher(folder):
+    """The text of a checkout's model_patcher.py; empty where there is none."""
+    path = folder / "comfy" / "model_patcher.py"
+    return path.read_text(encoding="utf-8") if path.is_file() else ""
+
+
 @pytest.mark.slow
 def test_without_a_gpu_it_says_so(tmp_path):
     done = gpu("--out", str(tmp_path), CUDA_VISIBLE_DEVICES="")
@@ -90,6 +123,6 @@ def test_without_a_gpu_it_says_so(tmp_path):
 
 def test_a_part_that_is_not_there_and_a_wrong_checkout(tmp_path):
     done = gpu("stak")
-    assert done.returncode == 2 and "stak: no such part; the parts are lane, resume, nccl" in done.stderr
+    assert done.returncode == 2 and "stak: no such part; the parts are step, paged, stack" in done.stderr
     done = gpu("lane", "--comfyui", str(tmp_path), "--out", str(tmp_path))
     assert done.returncode == 1 and "is not a ComfyUI checkout" in done.stderr

@@ -87,6 +87,12 @@ def test_the_curve_comes_back_after_a_reload_in_a_second_tab_and_after_the_serve
         assert f"of {STEPS}" in editor.page.locator(STATUS).inner_text()
         figures = editor.page.locator(".graft-training figcaption:visible")
         figures.first.wait_for()
+        # Previews and the state now: the buttons beside Stop.
+        for what in ("sample", "save"):
+            editor.page.locator(f".graft-actions button[data-ask={what}]:visible").click()
+        editor.page.locator(STATUS).get_by_text("saved at step").wait_for()
+        editor.page.locator(".graft-actions button[data-ask=sample]:visible:enabled").wait_for()
+        editor.screenshot("training-asked")
         # A second tab with the same workflow: it has queued nothing, and hears of the end all the same.
         saved, other = editor.saved(), Editor(browser, server.address, modern)
         other.load(saved)

@@ -291,6 +291,23 @@ def test_a_stopped_step_keeps_its_state_and_goes_on_when_queued_again(server, fe
     assert shown["step"] > reached and shown["history"]["loss"][:reached] == before["history"]["loss"]
 
 
+def test_a_step_is_asked_to_save_its_state_now_and_says_what_it_cannot(server, few):
+    assert server.ask("/graft/save?run=asked", "POST", {}).status == 409
+    prompt_id = server.queue(trains("asked", 100_000)).json["prompt_id"]
+    end = time.monotonic() + PATIENCE
+    while server.ask("/graft/save?run=asked", "POST", {}).status != 200:
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    refused = server.ask("/graft/sample?run=asked", "POST", {})
+    assert refused.status == 409 and "that can sample now" in refused.json["error"]
+    while not server.ask("/graft/runs/asked").json.get("states"):
+        assert time.monotonic() < end
+        time.sleep(0.05)
+    stop(server, "asked")
+    assert server.wait(prompt_id)["status"]["status_str"] == "success"
+    assert len(server.ask("/graft/runs/asked").json["states"]) >= 2, "the one saved, and the one stopped at"
+
+
 def test_what_is_wrong_with_a_file_names_no_folder_and_quotes_nothing(server):
     import json
 
@@ -331,6 +348,9 @@ def test_a_dataset_is_looked_at_before_it_runs(server):
     assert sum(row["train"] for row in seen["buckets"]) == 4 and not seen["refusal"]
     apart = server.ask("/graft/dataset/glance", "POST", {**inputs, "validation_folder": "looked/3_cats"}).json
     assert (apart["train"], apart["held_out"]) == (4, 5)
+    filters = {"filters": "validation: {consider_every_nth: 2}"}
+    chosen = server.ask("/graft/dataset/glance", "POST", {**inputs, **filters}).json
+    assert (chosen["train"], chosen["held_out"]) == (2, 2)  # of 0, 1, 2, 3 and one that cannot be read: 0, 2 and bad
     for change, said in (
         ({"folder": "look"}, "there is no folder 'look' in ComfyUI's input folder; did you mean looked?"),
         ({"folder": ""}, "image folder is empty"),

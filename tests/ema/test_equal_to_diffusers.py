@@ -48,13 +48,14 @@ def same(left, right, tolerance):
         ),
     ],
 )
-def test_equal_to_diffusers(ours, theirs):
+@pytest.mark.parametrize("foreach", [False, True])
+def test_equal_to_diffusers(ours, theirs, foreach):
     training_utils = pytest.importorskip("diffusers.training_utils")
     path = walk(STEPS)
     live = {
         name: torch.nn.Parameter(w) for name, w in next(path).items()
     }  # the same memory; diffusers copies what needs no gradient
-    reference = training_utils.EMAModel(list(live.values()), **theirs)
+    reference = training_utils.EMAModel(list(live.values()), foreach=foreach, **theirs)
     for _ in path:
         reference.step(list(live.values()))
     same(graft(ours), dict(zip(live, reference.shadow_params, strict=True)), 1e-6)

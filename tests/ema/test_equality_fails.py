@@ -57,7 +57,7 @@ def test_equality_with_float64_and_diffusers_fails_for(mutant, monkeypatch):
         checks.test_equal_to_float64(warm)
     pytest.importorskip("diffusers")
     with pytest.raises(AssertionError):
-        checks.test_equal_to_diffusers(warm, {"decay": 0.9999, "use_ema_warmup": True})
+        checks.test_equal_to_diffusers(warm, {"decay": 0.9999, "use_ema_warmup": True}, foreach=True)
 
 
 def test_the_interval_test_fails_without_decay_to_the_n(monkeypatch):

@@ -7,9 +7,10 @@ import threading
 import pytest
 import torch
 from graft_nodes.ema.decay import EMASettings
-from graft_nodes.ema.host_offload import Offload, PlainLane, has_streams, open_lane
+from graft_nodes.ema.host_offload import Offload, PlainLane, open_lane
 from graft_nodes.ema.shadow import Shadow
 from graft_nodes.ema.update import average_
+from graft_nodes.patches.core.host_memory import has_streams
 
 HALF = 0.5
 

@@ -49,6 +49,23 @@ def test_a_table_that_cannot_be_run_says_why(tmp_path, text, expected):
     assert "--set-from" in str(error.value) and expected in str(error.value)
 
 
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-le", "cp1252"])
+def test_a_table_in_another_encoding_is_refused_with_what_to_do(tmp_path, encoding):
+    text = "1.number,2.name\n3,a\n" + ("4,é\n" if encoding == "cp1252" else "")
+    (tmp_path / "table.csv").write_bytes(text.encode(encoding))
+    with pytest.raises(CommandError, match=r'not a CSV file in UTF-8 .*; spreadsheets save it as "CSV UTF-8"'):
+        batch.read_table(str(tmp_path / "table.csv"))
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+def test_lines_end_as_on_any_system(tmp_path, end):
+    (tmp_path / "table.csv").write_bytes(f"1.number{end}3{end}4{end}".encode())
+    assert batch.read_table(str(tmp_path / "table.csv")) == [
+        batch.Row(1, ("1.number=3",)),
+        batch.Row(2, ("1.number=4",)),
+    ]
+
+
 def test_a_table_of_more_than_20_MB_is_refused_by_its_size(tmp_path):
     path = table(tmp_path, "1.number\n3\n")
     with open(path, "r+b") as file:

@@ -497,20 +497,29 @@ def test_without_torch_a_command_says_what_to_install(place, words):
 
 
 @any_host
-@pytest.mark.parametrize("name", ["Graft", "ComfyUI-Graft-1.0", "my Graft 1.0"])
+@pytest.mark.parametrize("name", ["graft-nodes", "my Graft 1.0"])
 @pytest.mark.parametrize("ending", ["", "/__main__.py"])
-def test_the_folder_run_as_a_file_says_how_to_run_it(place, name, ending):
-    (place / name).symlink_to(hosts.PACKAGE)
-    renamed = name.replace(".", "_")
-    words = [sys.executable, name + ending, "--version"]
-    done = subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "Traceback" not in done.stderr
-    assert f'-m pip install -e "{place / name}[standalone]"' in done.stderr
-    assert (f'rename it to "{renamed}"' in done.stderr) == ("." in name)
-    advised = shlex.split(done.stderr.strip().splitlines()[-1].split(" && ")[1])
-    (place / name).rename(place / renamed)
-    done = subprocess.run(advised, cwd=place, capture_output=True, text=True, timeout=120, check=False)
+@pytest.mark.parametrize("options", [(), ("-I",)], ids=["", "as the portable's Python"])
+def test_python_runs_the_folder_whatever_it_is_called(place, name, ending, options):
+    """The Python of ComfyUI's Windows portable looks for packages in its own folders alone, as python -I does."""
+    folder = place / "custom_nodes" / name
+    folder.parent.mkdir()
+    folder.symlink_to(hosts.PACKAGE)
+    (place / "custom_nodes" / "torch.py").write_text("raise RuntimeError('a file beside the folder was imported')")
+    words = [sys.executable, *options, f"custom_nodes/{name}{ending}"]
+    done = subprocess.run([*words, "--version"], cwd=place, capture_output=True, text=True, timeout=60, check=False)
     assert done.stdout.startswith("Graft "), done.stderr
+    usage = subprocess.run([*words, "--help"], cwd=place, capture_output=True, text=True, timeout=60, check=False)
+    assert " ".join(usage.stdout.split()).startswith(f"usage: {shlex.join([words[0], words[-1]])} [-h]"), usage.stdout
+    done = subprocess.run(
+        [*words, "doctor", "--embedded", "--cpu", "--json"],
+        cwd=place,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0 and json.loads(done.stdout)["ok"], done.stderr
 
 
 PROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"

@@ -75,19 +75,41 @@ def test_interruptions_of_other_processes_are_the_hosts_own():
         events.raise_if_interrupted()
 
 
+def _call(run):
+    return events.TrainingCall("7", "w", run, "k" * 64, "s" * 64, 4)
+
+
 def test_steps_of_a_run_are_stopped_together_and_counted():
     before = events.stop_count()
     assert not events.stop_run("mine")
     with (
-        events.allow_stopping("mine") as first,
-        events.allow_stopping("mine") as second,
-        events.allow_stopping("other") as other,
+        events.announce_call(_call("mine")) as first,
+        events.announce_call(_call("mine")) as second,
+        events.announce_call(_call("other")) as other,
     ):
         assert not (first() or second())
         assert events.stop_run("mine") and first() and second() and not other()
     assert events.stop_count() == before + 1 and not events.stop_run("mine")
-    with events.allow_stopping("mine") as again:
+    with events.announce_call(_call("mine")) as again:
         assert not again()
+
+
+def test_a_step_whose_previews_are_sampled_by_nodes_still_runs_until_its_execution_ends(sent):
+    import types
+
+    queue = types.SimpleNamespace(currently_running={0: (1, "p", {})})
+    sent.prompt_queue = queue
+    call = _call("mine")
+    call.prompt = "p"
+    with events.announce_call(call) as asked:
+        call.is_paused = True
+    assert events.running_calls() == [call] and sent == [] and events.stop_run("mine")
+    with events.announce_call(call) as again:
+        assert again() and asked() and events.running_calls() == [call], "what was asked meanwhile counts"
+        call.is_paused = True
+    queue.currently_running = {1: (2, "other", {})}
+    assert events.running_calls() == [] and not events.stop_run("mine")
+    assert [(name, data["ended"]) for name, data in sent] == [("graft.end", "interrupted")]
 
 
 def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end(monkeypatch):

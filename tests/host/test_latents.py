@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from graft_nodes.host import latents
 from graft_nodes.host.latents import check_dataset
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 
@@ -40,3 +41,19 @@ def test_others_are_refused_with_what_the_model_takes(dimensions, shape, takes, 
     )
     with pytest.raises(ValueError, match=said):
         check_dataset(AnyModel(dimensions, 4), dataset(*shape), "Start Training")
+
+
+@pytest.mark.parametrize(
+    ("shape", "own", "factor", "asked", "expected"),
+    [
+        ((2, 4, 16, 24), 8, 8, (128, 0), (2, 4, 16, 16)),
+        ((1, 4, 64, 64), 8, 16, (0, 1024), (1, 4, 64, 32)),  # ComfyUI's empty latent of 512 x 512, for a VAE of 16
+        ((1, 16, 5, 60, 104), None, 8, (640, 368), (1, 16, 5, 46, 80)),
+        ((1, 4, 8, 8), None, 8, (0, 0), (1, 4, 8, 8)),
+    ],
+)
+def test_an_empty_latent_of_another_size(shape, own, factor, asked, expected):
+    latent = {"samples": torch.zeros(shape), **({} if own is None else {"downscale_ratio_spacial": own})}
+    made = latents.at_size(latent, SimpleNamespace(spacial_compression_encode=lambda: factor), *asked)
+    assert tuple(made["samples"].shape) == expected and latents.is_empty(made["samples"])
+    assert latent["samples"].shape == shape and not latents.is_empty(torch.ones(1))

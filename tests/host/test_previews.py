@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graft_nodes.host.previews import check_inputs, decode_alone
+from graft_nodes.training.run.preview_prompts import PromptLine
 
 
 @pytest.mark.parametrize("shape", [(2, 4, 5, 3), (2, 3, 4, 5, 3)])
@@ -45,4 +46,4 @@ def test_all_that_previews_lack_is_said_at_once():
     with pytest.raises(ValueError, match=lacks):
         check_inputs(None, None, None, None, (), None)
     with pytest.raises(ValueError, match=r"0, and CLIP .* encodes more preview prompts, is not connected\. Connect"):
-        check_inputs(None, None, {"samples": torch.zeros(1, 4, 2, 2)}, "vae", ("a cat",), None)
+        check_inputs(None, None, {"samples": torch.zeros(1, 4, 2, 2)}, "vae", (PromptLine("a cat"),), None)

@@ -6,6 +6,7 @@ import json
 import math
 import os
 import re
+import types
 
 import pytest
 import torch
@@ -79,6 +80,19 @@ def test_two_depths_and_the_methods(host, small, unet):
         patched, _ = apply(host, unet, factor=2.0, max_depth=2, method=method)
         reference = small.forward(with_patch(unet, interpolating(2.0, {0, 1}, method)), (9, 13))
         assert torch.allclose(small.forward(patched, (9, 13)), reference, rtol=0, atol=2e-5)
+
+
+def test_several_factors_are_those_of_the_depths_in_kohyas_order(host, small, unet):
+    """`--todo_factor 4 2`: 4 at the finest depth, 2 at the next; and `--todo_factor 4 --todo_max_depth 2` is 4 4."""
+    each = with_patch(with_patch(unet, interpolating(4.0, {0})), interpolating(2.0, {1}))
+    both = with_patch(unet, interpolating(4.0, {0, 1}))
+    size = (24, 16)
+    found = small.forward(apply(host, unet, depth_factors="4 2")[0], size)
+    assert torch.equal(found, small.forward(each, size))
+    assert not torch.equal(found, small.forward(apply(host, unet, depth_factors="2 4")[0], size))
+    expected = small.forward(both, size)
+    for inputs in ({"factor": 4.0, "max_depth": 2}, {"depth_factors": "4 4"}):
+        assert torch.equal(small.forward(apply(host, unet, **inputs)[0], size), expected)
 
 
 def test_factor_one_and_removal_change_no_bit_and_runs_alternate(host, small, unet):
@@ -278,9 +292,10 @@ def test_what_was_trained_without_it_does_not_say_that_it_was(host, unet):
         assert bool(wall.token_downsampling.todo_metadata(patched)) is said
 
 
-def test_gradients_are_those_of_interpolation_with_and_without_checkpointing(host, unet):
+def test_gradients_are_those_of_interpolation_with_and_without_checkpointing(host, small):
     from torch.utils.checkpoint import checkpoint
 
+    unet = small.unet(mult=(1, 2, 2), depth=(1, 1, 1), disable_dynamic=True)  # as models are loaded to train
     weight = unet.model.diffusion_model.input_blocks[1][1].transformer_blocks[0].attn1.to_k.weight
     weight.requires_grad_(True)
     patched, reference = apply(host, unet)[0], with_patch(unet, interpolating(2.0, {0}))
@@ -402,7 +417,8 @@ def test_bad_input_stops_the_workflow_with_a_message_that_says_what_there_is(hos
 
 def test_a_model_that_cannot_be_thinned_stops_the_workflow_with_its_name(host, small, unet):
     bare, strange = small.unet(mult=(1, 2), depth=(0, 0)), unet.clone()
-    strange.model = type("Model", (), {"diffusion_model": _Unknown(), "model_sampling": unet.model.model_sampling})()
+    parts = {"diffusion_model": _Unknown(), "model_sampling": unet.model.model_sampling}
+    strange.model = types.SimpleNamespace(**{**vars(unet.model), **parts})
     for name, patcher, message in (
         ("GraftTestBare", bare, "token downsampling needs self-attention; this UNetModel has no attention at all"),
         ("GraftTestStrange", strange, "does not know where _Unknown keeps its image tokens"),

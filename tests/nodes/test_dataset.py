@@ -2,15 +2,19 @@
 CLIP, damage said.
 """
 
+import json
 import os
 import sys
 import tracemalloc
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+
+SAMPLES = Path(__file__).parents[1] / "training" / "data" / "samples"
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +147,7 @@ def test_clip_skip_is_part_of_the_digest(host, demo, folder):
 def test_brackets_in_captions_are_text_unless_they_are_to_weigh(host, demo, folder):
     def encoded(prompt):
         with torch.inference_mode():
-            return demo[1].encode_from_tokens_scheduled(demo[1].tokenize(prompt))[0][0].float()
+            return demo[1].encode_from_tokens_scheduled(demo[1].tokenize(prompt))[0][0].float().cpu()
 
     caption = "a (zorp:3) left"
     _picture(host, folder, "a.png", caption)
@@ -443,6 +447,36 @@ def test_a_validation_folder_is_measured_and_not_trained(host, demo, folder):
             _call(host, demo, low, validation_folder=name)
 
 
+def test_a_validation_folder_has_filters_of_its_own(host, demo, folder):
+    low, high = _two_folders(host, folder)
+    text = "consider_every_nth: 2\ncaption_prefix: a\nvalidation: {consider_every_nth: 3, caption_suffix: z}"
+    whole = _call(host, demo, low, resolution=64, validation_folder=high, filters=text)[0]
+    assert [image.name for image in whole.images] == ["0.png", "2.png"]
+    assert [image.name for image in whole.held_out] == ["high/0.png"]
+    [caption] = {image.caption for image in whole.held_out}
+    assert caption.startswith("a ") and caption.endswith(" z")
+
+
+def test_without_a_validation_folder_its_filters_choose_images_of_the_same(host, demo, folder):
+    """LunNova's configuration as it is printed: what validation chooses is measured, and not trained on."""
+    for i in range(8):
+        _picture(host, folder, f"{i}.png", None, (64, 64), i)
+        tags = ["solo", "princess luna", "high res", f"tag {i}"]
+        with open(os.path.join(host.input, folder, f"{i}.json"), "w", encoding="utf-8") as file:
+            json.dump({"tags": tags, "score": 300, "path": f"{i}.png"}, file)
+    printed = (SAMPLES / "lunnova.yaml").read_text(encoding="utf-8")
+    given = {"resolution": 256, "captions": "json", "filters": printed}
+    whole, _, said = _call(host, demo, folder, **given)
+    assert sorted(image.name for image in whole.images) == [f"{i}.png" for i in (1, 2, 3, 5, 6, 7)]
+    assert sorted(image.name for image in whole.held_out) == [f"{folder}/{i}.png" for i in (0, 4)]
+    assert {tuple(image.latent.shape[-2:]) for image in (*whole.images, *whole.held_out)} == {(8, 8)}
+    assert {image.flip or whole.flip for image in whole.images} == {0.333}
+    assert all("high res" not in text and "solo" in text and "scr300" in text for text in whole.conditionings if text)
+    assert "2 pictures: 0 to train on, 2 held out" in said and "6 pictures: 6 to train on, 0 held out" in said
+    with pytest.raises(ValueError, match=r"validation of filters chooses every image of .*, so none is left to train"):
+        _call(host, demo, folder, filters="validation: {}")
+
+
 def test_a_changed_file_of_the_validation_folder_runs_the_node_again(host, folder):
     low, high = _two_folders(host, folder)
     node = host.node("GraftDataset")
@@ -498,6 +532,10 @@ def test_kohyas_dataset_config_is_read_in_place_of_a_folder(host, demo, folder):
     assert node.fingerprint_inputs(folder=name) != before
     with pytest.raises(ValueError, match="has regularization images"):
         _call(host, demo, name, regularization=whole.regularization)
+    with pytest.raises(
+        ValueError, match=r"validation of filters needs a validation folder beside dataset_config\.toml"
+    ):
+        _call(host, demo, name, filters="validation: {consider_every_nth: 2}")
     with open(path, "w", encoding="utf-8") as file:
         file.write(CONFIG.replace("resolution = 64\n", "resolution = [64, 128]\n"))
     wide, _, said = _call(host, demo, name, validation=0.0, resolution=512, regularization_share=0.5)

@@ -168,14 +168,37 @@ def test_captions_of_any_length_share_a_batch(wall):
     assert torch.allclose(together, alone, atol=1e-4)
 
 
-def test_memory_is_pinned_unless_the_host_was_told_not_to(wall, monkeypatch):
+@pytest.mark.parametrize(
+    ("system", "own", "already", "disabled", "expected"),
+    [
+        ("win32", 90, 0, False, 40),  # ComfyUI 0.8 would take 45%
+        ("win32", 90, 10, False, 30),
+        ("linux", 80, 0, False, 80),
+        ("linux", 80, 30, False, 50),
+        ("linux", -1, 0, False, 84),  # no limit of its own
+        ("linux", 80, 0, True, 0),
+    ],
+)
+def test_as_much_memory_is_pinned_as_the_host_would(wall, monkeypatch, system, own, already, disabled, expected):
+    import comfy.model_management as management
     from comfy.cli_args import args
 
-    model = _model("EPS")
-    for refused in (False, True):
-        monkeypatch.setattr(args, "disable_pinned_memory", refused, raising=False)
-        with wall.denoiser.open_denoiser(model) as denoiser:
-            assert denoiser.pins_memory != refused
+    gb = 2**30
+    monkeypatch.setattr(wall.device_memory.sys, "platform", system)
+    monkeypatch.setattr(management, "get_total_memory", lambda *_: 100 * gb)
+    monkeypatch.setattr(management, "MAX_PINNED_MEMORY", own * gb, raising=False)
+    monkeypatch.setattr(management, "TOTAL_PINNED_MEMORY", already * gb, raising=False)
+    monkeypatch.setattr(args, "disable_pinned_memory", disabled, raising=False)
+    monkeypatch.setattr(wall.device_memory.pinned, "limit", None)
+    wall.device_memory.limit_pinned_memory()
+    assert wall.device_memory.pinned.limit == expected * gb
+
+
+def test_training_sets_that_limit(wall, monkeypatch):
+    pinned = wall.device_memory.pinned
+    monkeypatch.setattr(pinned, "limit", None)
+    with wall.denoiser.open_denoiser(_model("EPS")):
+        assert pinned.limit is not None
 
 
 def test_sdxl_s_conditions_are_made_once(wall, monkeypatch):

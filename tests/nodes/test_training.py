@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import shutil
+from io import BytesIO
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -611,6 +612,29 @@ def test_a_prompt_s_preview_is_what_the_sampler_node_makes_of_it(host, pictures,
     assert not torch.allclose(kept[0], kept[1], atol=1e-2) and not torch.allclose(kept[0], kept[2], atol=1e-3)
 
 
+@pytest.mark.parametrize("shown", ["weights", "average"])
+def test_previews_of_the_weights_or_of_their_average_alone(host, pictures, run, shown):
+    both = host.run(_previewed(host, pictures, run, 2))
+    names = [one["filename"] for one in _shown(both) if one["label"] == shown]
+    files = {name: Path(host.output, "graft", run, "previews", name).read_bytes() for name in names}
+    _clear(host, run)
+    host.fresh()
+    alone = host.run(_previewed(host, pictures, run, 2, preview_of=shown))
+    assert [one["label"] for one in _shown(alone)] == [shown] and names
+    assert files == {path.name: path.read_bytes() for path in Path(host.output, "graft", run, "previews").iterdir()}
+
+
+def _shown(result):
+    assert result["success"], result["errors"]
+    sent = [data for event, data in result["events"] if event == "graft.preview"]
+    return [picture for data in sent for picture in data["pictures"]]
+
+
+def test_previews_of_an_average_need_one(host, pictures, run):
+    result = host.run(_previewed(host, pictures, run, 2, ema=False, preview_of="average"))
+    assert not result["success"] and "previews show is average, and this run has none" in str(result["errors"])
+
+
 def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes_of_them(
     host, pictures, run, wall, monkeypatch
 ):
@@ -620,17 +644,22 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
         wall.previews, "decode", lambda vae, latents, training: kept.append(latents) or real(vae, latents, training)
     )
     lines = (
-        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --w 512",
-        "a blue circle --l 3",
+        "a [trigger] circle --n a red square --d 42 --s 3 --l 2.5 --ss dpmpp_2m --sc karras --w 192 --h 256 --f 5",
+        "a blue circle --l 3 --h 256",
         "a blue circle",
     )
     prompt = _previewed(host, pictures, run, 2, ema=False, start={"seed": 7}, prompts="\n".join(lines))
     del prompt["10"]["inputs"]["positive"], prompt["10"]["inputs"]["negative"]
     prompt["2"]["inputs"]["filters"] = "trigger: zorp"
     capture = {"report": ["10", 5]}
-    texts = (("a zorp circle", "a red square", 42, 3, 2.5), ("a blue circle", "", 7, 20, 3.0), lines[2:])
-    for number, (positive, *rest) in enumerate(texts):
-        negative, seed, steps, cfg = rest or ("", 7, 20, 1.0)
+    usual = "euler", "simple"
+    texts = (
+        ("a zorp circle", "a red square", 42, 3, 2.5, "dpmpp_2m", "karras", 192, 256),
+        ("a blue circle", "", 7, 20, 3.0, *usual, 128, 256),
+        (lines[2], "", 7, 20, 1.0, *usual, 128, 128),
+    )
+    for number, (positive, negative, seed, steps, cfg, sampler, scheduler, width, height) in enumerate(texts):
+        prompt[f"8{number}"] = _inputs(host, "EmptyLatentImage", width=width, height=height, batch_size=1)
         prompt[f"5{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=positive)
         prompt[f"6{number}"] = _inputs(host, "CLIPTextEncode", clip=["1", 1], text=negative)
         prompt[f"7{number}"] = _inputs(
@@ -639,12 +668,12 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
             model=["10", 1],
             positive=[f"5{number}", 0],
             negative=[f"6{number}", 0],
-            latent_image=["32", 0],
+            latent_image=[f"8{number}", 0],
             seed=seed,
             steps=steps,
             cfg=cfg,
-            sampler_name="euler",
-            scheduler="simple",
+            sampler_name=sampler,
+            scheduler=scheduler,
             denoise=1.0,
         )
         capture[str(number)] = [f"7{number}", 0]
@@ -653,7 +682,7 @@ def test_flags_and_trigger_of_a_prompt_s_preview_are_what_the_sampler_node_makes
     for number, latents in enumerate(kept):
         expected = found[str(number)]["samples"]
         assert torch.allclose(latents.cpu(), expected.cpu(), atol=2e-3 * float(expected.abs().max())), number
-    assert "preview prompt 1: --w 512 is not used" in found["report"]
+    assert "preview prompt 1: --f 5 is not used" in found["report"]
     shown = sorted(Path(host.output, "graft", run, "previews").iterdir())
     assert {wall.previews.read_comment(str(file)) for file in shown} == {"a zorp circle", "a blue circle"}
 
@@ -664,6 +693,15 @@ def test_prompts_that_cannot_be_sampled_are_refused_before_the_first_step(host, 
     refused = {"CLIP (on Start Training, or on Load State)": prompt}
     many = "\n".join(f"prompt {number}" for number in range(17))
     refused["has 17 prompts, at most 16 are allowed"] = _previewed(host, pictures, run, prompts=many)
+    for flag in ("--ss none_such", "--sc none_such"):
+        refused[f"prompt 1: {flag[:4]} is 'none_such', expected one of "] = _previewed(
+            host, pictures, run, prompts=f"a cat {flag}"
+        )
+    refused["a prompt has --w or --h, and latent holds a picture"] = drawn = _previewed(
+        host, pictures, run, prompts="a cat --w 256"
+    )
+    drawn["33"] = _inputs(host, "EmptyImage", width=128, height=128, batch_size=1, color=0xFF0000)
+    drawn["32"] = _inputs(host, "VAEEncode", pixels=["33", 0], vae=["1", 2])
     for words, graph in refused.items():
         result = host.run(graph)
         assert not result["success"] and words in str(result["errors"])
@@ -723,6 +761,43 @@ def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_g
     assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
 
 
+def test_previews_and_the_state_can_be_asked_for_while_it_trains(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if name == "graft.step" and data["step"] == 2:
+            assert wall.events.ask_run(run, "sample") and wall.events.ask_run(run, "save")
+
+    plain = _run(host, _workflow(host, pictures, run, 5, validate_every=0), lora=["10", 3])
+    _clear(host, run)
+    monkeypatch.setattr(wall.events, "send_event", press)
+    prompt = _previewed(host, pictures, run, 0)
+    prompt["10"]["inputs"].update(steps=5, preview_every=0)
+    result = host.run(prompt, capture={"lora": ["10", 3], "report": ["10", 5]})
+    assert result["success"] and _bytes(result["captured"]["lora"]) == _bytes(plain["lora"])
+    previews = [data for event, data in result["events"] if event == "graft.preview"]
+    assert [(data["step"], data["pictures"][0]["label"]) for data in previews] == [(3, "weights"), (3, "average")]
+    assert [data["step"] for event, data in result["events"] if event == "graft.saved"] == [3]
+    assert "saved at step 3 as asked" in result["captured"]["report"]
+    monkeypatch.setattr(wall.events, "send_event", real)
+    host.fresh()
+    prompt["10"]["inputs"]["steps"] = 3
+    assert "stored result of step 3: nothing was trained" in _run(host, prompt, report=["10", 5])["report"]
+
+
+def test_without_what_previews_need_a_step_can_only_be_asked_to_save(host, pictures, run, wall, monkeypatch):
+    real = wall.events.send_event
+
+    def press(name, data):
+        real(name, data)
+        if name == "graft.step":
+            assert data["can"] == ["save"] and not wall.events.ask_run(run, "sample")
+
+    monkeypatch.setattr(wall.events, "send_event", press)
+    _run(host, _workflow(host, pictures, run, 2, validate_every=0), lora=["10", 3])
+
+
 def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
     reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     captured = _run(host, _workflow(host, pictures, run, 4, validate_every=2, tensorboard=True), state=["10", 0])
@@ -739,6 +814,21 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
         values = {e.step: pytest.approx(e.value, rel=1e-6) for e in found.Scalars(name)}
         assert values == dict(rows[1:]) and list(values) == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_shows_the_previews(host, pictures, run):
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    prompt = _previewed(host, pictures, run, prompts="a blue circle right", tensorboard=True)
+    state = _run(host, prompt, state=["10", 0])["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    names = {f"{text} ({label})/0" for text in ("preview", "a blue circle right") for label in ("weights", "average")}
+    assert set(found.Tags()["images"]) == names
+    folder = Path(host.output, "graft", run, "previews")
+    [one] = [event for event in found.Images("preview (average)/0") if event.step == 4]
+    shown = np.asarray(Image.open(BytesIO(one.encoded_image_string)).convert("RGB"), dtype=float)
+    saved = np.asarray(Image.open(folder / f"{state.start.digest[:12]}-{4:08}-average-0.jpg"), dtype=float)
+    assert shown.shape == saved.shape and np.abs(shown - saved).mean() < 4  # that one is a JPEG
 
 
 def test_tensorboard_without_its_package_says_what_to_install(host, pictures, run, monkeypatch):

@@ -154,11 +154,24 @@ _pinned: WeakValueDictionary[int, Any] = WeakValueDictionary()
 
 
 def pin(tensor: Tensor) -> Tensor:
-    """Call the memory of a CPU tensor pinned."""
+    """Call the memory of a CPU tensor pinned, which takes a power of two of it; it is refused above
+    `Runtime.registered_limit`, with CUDA's words.
+    """
     if tensor.numel():
         storage = tensor.untyped_storage()
+        if pinned_bytes() + _rounded(storage) > Runtime.registered_limit:
+            raise RuntimeError("CUDA error: out of memory")
         _pinned[storage.data_ptr()] = storage
     return tensor
+
+
+def pinned_bytes() -> int:
+    """What is pinned in all."""
+    return sum(map(_rounded, _pinned.values())) + sum(registered.values())
+
+
+def _rounded(storage: torch.UntypedStorage) -> int:
+    return 1 << (storage.nbytes() - 1).bit_length()
 
 
 def is_pinned(tensor: Tensor) -> bool:
@@ -180,7 +193,7 @@ class Runtime:
         """Pin memory; it is refused above `registered_limit`."""
         if any(first < address + size and address < first + length for first, length in registered.items()):
             return 712  # cudaErrorHostMemoryAlreadyRegistered
-        if sum(registered.values()) + size > Runtime.registered_limit:
+        if pinned_bytes() + size > Runtime.registered_limit:
             return 2  # cudaErrorMemoryAllocation
         registered[address] = size
         return 0

@@ -22,7 +22,12 @@ CHECKS = "tests/second_device/checks"
 @pytest.mark.parametrize(
     "arguments",
     [
-        (f"{CHECKS}/test_device.py", f"{CHECKS}/test_activations.py", f"{CHECKS}/test_layer_ring.py"),
+        (
+            f"{CHECKS}/test_device.py",
+            f"{CHECKS}/test_host_memory.py",
+            f"{CHECKS}/test_activations.py",
+            f"{CHECKS}/test_layer_ring.py",
+        ),
         (f"{CHECKS}/test_synchronizations.py", "-k", "waits_once and lora"),
     ],
 )

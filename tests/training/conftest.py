@@ -51,7 +51,7 @@ class Flow:
     device = torch.device("cpu")
     auto_type = None
     own_type = torch.float32
-    pins_memory = True
+    room_for_blocks = 0
     kept_weights = None
 
     def __init__(self, module=None):

@@ -1,5 +1,5 @@
-"""Writes docs/memory.md, and its first table and two sentences into README.md: what Training Recipe chooses for cards
-of 8 to 24 GB, and how long a step takes.
+"""Writes docs/memory.md, and two sentences of it into docs/quick_starts.md: what Training Recipe chooses for cards of
+8 to 24 GB, and how long a step takes.
 
     python -m graft_nodes.tests.with_comfyui.write_memory [COMFYUI [TITLE …]]
 
@@ -16,15 +16,16 @@ from typing import NamedTuple
 from unittest import mock
 
 from graft_nodes.training.recipes import choose
-from graft_nodes.training.recipes.choose import Recipe, Wish
+from graft_nodes.training.recipes.choose import Recipe
 from graft_nodes.training.recipes.estimate import GB
 from graft_nodes.training.recipes.facts import Device, ModelFacts
+from graft_nodes.training.recipes.wish import Wish
 
 from . import full_sizes, step_work
 
 ROOT = Path(__file__).parents[2]
-DOCUMENT, README = ROOT / "docs" / "memory.md", ROOT / "README.md"
-TABLE, SDXL, FLUX = "memory table", "SDXL on 12 GB", "Flux on 12 GB"  # what README's marks are called
+DOCUMENT, QUICK_STARTS = ROOT / "docs" / "memory.md", ROOT / "docs" / "quick_starts.md"
+SDXL, FLUX = "SDXL on 12 GB", "Flux on 12 GB"  # what the marks of the quick starts are called
 SIZES = (8, 12, 16, 24)
 COMMAND = "python -m graft_nodes.tests.with_comfyui.write_memory"
 INTRODUCTION = f"""# Memory: what fits on 8, 12, 16 and 24 GB
@@ -36,9 +37,9 @@ of Training Recipe.
 Each cell says how much memory a step takes, and what saves memory in it.
 """
 LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. Slower, with the same result.
-- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights wait in main memory,
-  which has to have room for them; there is no second copy. On the card are the block that computes and the next one,
-  which is copied meanwhile. Slower still, with the same result.
+- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights are in main memory,
+  which has to have room for them. As many blocks as fit are on the card too; of the others the block that computes and
+  the next one, which is copied meanwhile. Slower still, with the same result.
 - **adafactor**: the optimizer, in place of adamw. This one does change the result.
 
 ## How it is computed
@@ -72,9 +73,9 @@ TIMES = """## How long a step takes
 table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilization:.0%}
 of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
-That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, their weights are
-copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes. The table has whichever
-takes longer.
+That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, the weights of
+those that do not fit are copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes.
+The table has whichever takes longer.
 Loading, encoding and previews are not in it. Flux.1 was counted with few blocks of its full width and scaled up to its
 57; SDXL was counted whole.
 """
@@ -219,7 +220,8 @@ def pace(title: str, facts: ModelFacts, card: Card) -> Pace:
     operations = step_work.stored()[title][step_work.how(recipe)] * pictures
     copied = 0
     if recipe.optimizer.offload == "layers":
-        copied = COPIES * facts.weight_bytes * recipe.optimizer.accumulation
+        waiting = facts.weight_bytes - int(recipe.estimate.parts["model"]) + 2 * facts.largest_block
+        copied = COPIES * waiting * recipe.optimizer.accumulation
     return Pace(operations, copied, max(operations / (card.peak * UTILIZATION), copied / COPIED))
 
 
@@ -258,12 +260,12 @@ def _expected(title: str, facts: ModelFacts, card: Card) -> str:
 
 
 def sentences() -> dict[str, str]:
-    """What README says of time and memory in its quick starts, by mark."""
+    """What the quick starts say of time and memory, by mark."""
     sdxl = full_sizes.stored()["SDXL"][full_sizes.BF16]
     flux = full_sizes.stored()["Flux.1 dev"][full_sizes.FP8]
     small, _, large = CARDS
     fits = next(size for size in SIZES if chosen(flux, size).optimizer.offload != "layers")
-    computed = "**Computed, not measured**: [docs/memory.md](docs/memory.md#how-long-a-step-takes) says how."
+    computed = "**Computed, not measured**: [memory.md](memory.md#how-long-a-step-takes) says how."
     return {
         SDXL: (
             f"Expect a step to take {_gb(chosen(sdxl, 12).estimate.total)} of the card, and"
@@ -288,9 +290,9 @@ def document() -> str:
     return "\n".join([*lines, CLOSING])
 
 
-def readme_with(text: str) -> str:
-    """README with the first table and the sentences between their marks."""
-    for name, content in {TABLE: "\n".join(summary()), **sentences()}.items():
+def quick_starts_with(text: str) -> str:
+    """The page of quick starts with the sentences between their marks."""
+    for name, content in sentences().items():
         begin, end = f"<!-- {name}: tests/with_comfyui/write_memory.py -->", f"<!-- end of {name} -->"
         head, _, rest = text.partition(begin)
         _, _, tail = rest.partition(end)
@@ -321,7 +323,7 @@ def main(arguments: Sequence[str]) -> None:
         full_sizes.write({title: full_sizes.counted(title) for title in full_sizes.FULL})
         count_steps(arguments[1:] or list(step_work.stored()))
     DOCUMENT.write_text(document(), encoding="utf-8")
-    README.write_text(readme_with(README.read_text(encoding="utf-8")), encoding="utf-8")
+    QUICK_STARTS.write_text(quick_starts_with(QUICK_STARTS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

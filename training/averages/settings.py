@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 
 PROFILES = ("latest", "width", "best", "uniform", "exponential", "weights", "search")
 
@@ -93,6 +93,4 @@ class AverageSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("EMA Merge: " + "; ".join(errors) + ".")
+        check_values(self, "EMA Merge")

@@ -93,10 +93,17 @@ class BatchItem:
 def draw_items(
     dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
 ) -> list[BatchItem]:
-    """Micro-batch `number`, with flips, crops and captions drawn from (seed, step, purpose).
+    """The images of a micro-batch, with flips, crops and captions drawn from (seed, step, purpose).
 
-    `dropout` is the objective's conditioning dropout. The dataset's caption dropout comes on top; an image's own
-    replaces both. A dropped caption is the empty prompt.
+    Args:
+        dataset: the images, with those of its regularization dataset mixed in.
+        batch_size: how many; images of a dataset with its own batch size keep that.
+        dropout: the objective's conditioning dropout. The dataset's caption dropout comes on top; an image's own
+            replaces both. A dropped caption is the empty prompt.
+        seed: the run's.
+        step: the step, 0 is the first.
+        number: which micro-batch of the run it is: it says which images.
+        purpose: what is drawn for, such as "part 0".
     """
     rng = generator(seed, step, f"pictures {purpose}")
     images, regularization_images = select_images(dataset, batch_size, seed, number)
@@ -196,8 +203,15 @@ def add_extras(conditioning: Conditioning, extras: Mapping[str, Any]) -> Conditi
 def image_conditioning(
     dataset: Dataset, caption: str, crop: ImageCrop, flipped: bool = False, dropped: bool = False
 ) -> Conditioning:
-    """The conditioning of an image with that caption: its sizes and its own entries with it. A sample may bring one in
-    place of the caption's, and another for where that is `dropped`.
+    """The conditioning of an image: that of its caption, with the image's sizes and own entries. A sample may bring one
+    in place of the caption's, and another for where that is dropped.
+
+    Args:
+        dataset: the image's.
+        caption: the caption that is shown.
+        crop: the crop of the image.
+        flipped: whether it is mirrored.
+        dropped: whether the caption was dropped.
     """
     if crop.brought is not None:
         return add_extras(_extras_brought(crop.brought, dropped), crop.extras_of(flipped))
@@ -299,6 +313,6 @@ def group_by_size(items: Sequence[BatchItem]) -> list[list[BatchItem]]:
 def make_batches(
     dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
 ) -> list[Batch]:
-    """Micro-batch `number`, drawn by `draw_items` and grouped by image size."""
+    """A micro-batch, drawn by `draw_items`, which has the same arguments, and grouped by image size."""
     items = draw_items(dataset, batch_size, dropout, seed, step, number, purpose)
     return [collate(group) for group in group_by_size(items)]

@@ -23,11 +23,22 @@ def name_of(resolution: tuple[int, int]) -> str:
 
 
 def bucket_sizes(resolution: tuple[int, int], step: int, least: int = 0, most: int = 0) -> list[tuple[int, int]]:
-    """(width, height) of every bucket: multiples of `step`, area at most the resolution's, each as large as it can be,
-    sides up to 4:1.
+    """The buckets of a resolution: area at most the resolution's, each as large as it can be.
 
     The largest square is always among them, so that square images stay whole where `step` does not divide the
-    resolution. With `least` or `most` no side is shorter or longer than that, and there is no other limit, as 4:1.
+    resolution.
+
+    Args:
+        resolution: (width, height) in pixels.
+        step: sides are multiples of it, in pixels.
+        least: no side is shorter; 0 is no limit.
+        most: no side is longer; 0 is no limit. Without both, sides go up to 4:1.
+
+    Returns:
+        (width, height) of every bucket.
+
+    Raises:
+        ValueError: where the limits leave out the square.
     """
     if step < 8 or step % 8:
         raise ValueError(f"bucket step is {step}, expected a multiple of 8 pixels.")
@@ -76,10 +87,21 @@ def _sizes_between(square: int, area: int, step: int, least: int, most: int) -> 
 def shrunk_bucket(
     size: tuple[int, int], resolution: tuple[int, int], step: int
 ) -> tuple[tuple[int, int], tuple[int, int]]:
-    """(bucket, scaled size) of an image that is never enlarged: kohya's `bucket_no_upscale`.
+    """The bucket of an image that is never enlarged: kohya's `bucket_no_upscale`.
 
     An image of no larger area than the resolution's keeps its size, a larger one shrinks to it; the bucket is what is
-    left when each side is cut to a multiple of `step`. Raises ValueError where a side is shorter than that.
+    left when each side is cut to a multiple of `step`.
+
+    Args:
+        size: (width, height) of the image.
+        resolution: (width, height) in pixels.
+        step: sides of the bucket are multiples of it.
+
+    Returns:
+        (bucket, scaled size), both (width, height).
+
+    Raises:
+        ValueError: where a side is shorter than `step`.
     """
     area, aspect = resolution[0] * resolution[1], size[0] / size[1]
     scaled = size
@@ -114,7 +136,13 @@ def _round_to(length: float, step: int) -> int:
 
 
 def nearest_bucket(width: int, height: int, choices: list[tuple[int, int]]) -> tuple[int, int]:
-    """The bucket whose aspect ratio is nearest to the image's, on a log scale. On a tie, the largest."""
+    """The bucket whose aspect ratio is nearest to an image's, on a log scale. On a tie, the largest.
+
+    Args:
+        width: the image's, in pixels.
+        height: the image's, in pixels.
+        choices: (width, height) of the buckets.
+    """
     aspect = math.log(width / height)
 
     def distance(size: tuple[int, int]) -> tuple[float, int, tuple[int, int]]:
@@ -173,8 +201,13 @@ def frame(
     position: tuple[float, float] = (0.5, 0.5),
     scaled: tuple[int, int] | None = None,
 ) -> Framing:
-    """An image of `size` (width, height) scaled to just cover the bucket, or to `scaled`, and cropped at `position`:
-    (0, 0) is top left, (1, 1) bottom right.
+    """How an image is scaled to just cover its bucket, and cropped.
+
+    Args:
+        size: (width, height) of the image.
+        bucket: (width, height) of the bucket.
+        position: where it is cropped: (0, 0) is top left, (1, 1) bottom right.
+        scaled: the size that it is scaled to instead of one that just covers the bucket.
     """
     scale = max(bucket[0] / size[0], bucket[1] / size[1])
     width, height = max(bucket[0], round(size[0] * scale)), max(bucket[1], round(size[1] * scale))

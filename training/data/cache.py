@@ -133,7 +133,15 @@ class Cache:
         return {name: info.shape for name, info in tensors.items()}
 
     def read(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
-        """(tensors, plain values) that were written under a key, None when there are none or the file is damaged."""
+        """What was written under a key.
+
+        Args:
+            kind: the folder of such entries.
+            key: from `key_of`.
+
+        Returns:
+            (tensors, plain values), None when there are none or the file is damaged.
+        """
         packed = self._find_packed(kind, key)
         found = None
         if packed is not None:
@@ -157,19 +165,15 @@ class Cache:
             return None
         except ValueError as error:
             self._note(f"cache: {error}; made again")
-            self._drop(entry.path)
+            assert self._index is not None
+            self._index.forget(entry.path)  # so that a damaged pack never hides what is made again
+            with contextlib.suppress(OSError):  # a read-only cache
+                os.unlink(entry.path)
             return None
         except OSError as error:
             self._note(f"cache: {error}; made again")
             return None
         return tensors, json.loads(entry.values)
-
-    def _drop(self, path: str) -> None:
-        """Remove a damaged pack, so that it never hides what is made again."""
-        assert self._index is not None
-        self._index.forget(path)
-        with contextlib.suppress(OSError):  # a read-only cache
-            os.unlink(path)
 
     def _read_alone(self, kind: str, key: str) -> tuple[dict[str, Tensor], Any] | None:
         path = self._path(kind, key)
@@ -214,13 +218,31 @@ class Cache:
             log.warning("Graft: %s", text)
 
     def write(self, kind: str, key: str, tensors: Mapping[str, Tensor], values: Any = None) -> bool:
-        """Stores tensors and plain values (JSON) under a key. Returns whether that was possible."""
+        """Store an entry.
+
+        Args:
+            kind: the folder of such entries.
+            key: from `key_of`.
+            tensors: by name.
+            values: plain values, as JSON.
+
+        Returns:
+            Whether that was possible: a full disk is no error.
+        """
         self.write_counts[kind] += 1
         text = json.dumps(values, sort_keys=True)
         return self._write(self._path(kind, key), tensors, {"digest": _digest(tensors, text), "values": text})
 
     def write_together(self, kind: str, entries: Mapping[str, tuple[Mapping[str, Tensor], Any]]) -> bool:
-        """Stores tensors and plain values (JSON) by key in one pack. Returns whether that was possible."""
+        """Store several entries in one pack.
+
+        Args:
+            kind: the folder of such entries.
+            entries: tensors and plain values by key.
+
+        Returns:
+            Whether that was possible.
+        """
         if not entries:
             return True
         self.write_counts[kind] += len(entries)

@@ -18,15 +18,25 @@ _ROUNDED = Fraction(1, 4)  # of a frame, that rounded times may add to a clip's 
 
 
 def round_frames(frames: int, step: int) -> int:
-    """The largest number of frames, at most that many, that a VAE takes: a multiple of its step and one more."""
+    """The largest number of frames that a VAE takes: a multiple of its step and one more.
+
+    Args:
+        frames: at most so many.
+        step: the VAE's, 4 for Wan.
+    """
     return (frames - 1) // step * step + 1
 
 
 def resample(ticks: Sequence[int], per_second: int, rate: float) -> list[int]:
-    """The numbers of the frames that a clip shows at `rate` frames a second: each time the frame that is nearest.
+    """The numbers of the frames that a clip shows at another rate: each time the frame that is nearest.
 
-    `ticks` are when its frames are shown, in 1 / `per_second` seconds, the first one's 0. Without a rate, or where the
-    frames have no times (`per_second` 0), each frame once. Raises ValueError when there would be too many.
+    Args:
+        ticks: when its frames are shown, in 1 / `per_second` seconds, the first one's 0.
+        per_second: ticks in a second; 0 where the frames have no times.
+        rate: frames a second; 0 takes each frame once.
+
+    Raises:
+        ValueError: where there would be too many.
     """
     if not rate or not per_second or len(ticks) == 1:
         return list(range(len(ticks)))
@@ -51,10 +61,19 @@ def _nearest(ticks: Sequence[int], time: Fraction) -> int:
 def split_frames(
     count: int, lengths: Sequence[int], way: str, number: int, stride: int, step: int
 ) -> list[tuple[int, int]]:
-    """(first frame, frames) of each part of a clip of `count` frames, for each of `lengths` that it is long enough for.
+    """The parts of a clip that are trained on.
 
-    head: one part from its beginning. uniform: `number` parts, spread evenly. chunk: one part after the other. slide: a
-    part every `stride` frames. full: the whole clip, at most the longest of `lengths`, in steps of the VAE.
+    Args:
+        count: the clip's frames.
+        lengths: how many frames a part has; each that the clip is long enough for.
+        way: head: one part from its beginning. uniform: some parts, spread evenly. chunk: one part after the other.
+            slide: a part every few frames. full: the whole clip, at most the longest of `lengths`, in steps of the VAE.
+        number: how many parts uniform takes.
+        stride: how many frames apart the parts of slide begin.
+        step: the VAE's.
+
+    Returns:
+        (first frame, frames) of each part.
     """
     if way == "full":
         return [(0, round_frames(min(count, max(lengths)), step))]

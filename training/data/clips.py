@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ...storage.pictures import open_picture
+from ...storage.printable import pip_install
 from ...storage.regular_file import open_regular
 from . import images
 from .buckets import Framing
@@ -297,8 +298,8 @@ def _pyav(path: Path) -> Any:
         import av
     except ModuleNotFoundError as error:
         raise NoClipsError(
-            f"Dataset: {path.name} is a clip, and reading it needs the package PyAV, which ComfyUI installs: pip"
-            " install av. Or set frames of clips to 0."
+            f"Dataset: {path.name} is a clip, and reading it needs the package PyAV, which ComfyUI installs:"
+            f" {pip_install('av')}. Or set frames of clips to 0."
         ) from error
     return av
 

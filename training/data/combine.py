@@ -73,7 +73,10 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
     """
     first = datasets[0]
     if len(datasets) == 1:
-        return _drop_trained_of(first)
+        measured = tuple(_drop_trained(first.held_out, _regularization_images(first)))
+        if measured == first.held_out:
+            return first
+        return replace(first, held_out=measured)
     check_together(datasets)
     images = tuple(image for dataset in datasets for image in _give_own_settings(dataset, dataset.images))
     regularized = next((dataset for dataset in datasets if dataset.regularization is not None), first)
@@ -97,8 +100,16 @@ def combine(datasets: Sequence[Dataset]) -> Dataset:
 
 
 def hold_out(dataset: Dataset, validation: Dataset, every: str = "", without: str = "") -> Dataset:
-    """The dataset with all images of another one held out. Raises ValueError where it trains on all of them too: the
-    error begins with `every`, and ends with how to do `without`. Without them it is about Dataset's validation folder.
+    """The dataset with all images of another one held out.
+
+    Args:
+        dataset: what is trained on.
+        validation: whose images are held out.
+        every: how the error begins.
+        without: what the error says to do instead; without them it is about Dataset's validation folder.
+
+    Raises:
+        ValueError: where all of them are trained on too.
     """
     check_together([dataset, validation])
     trained = [*dataset.images, *_regularization_images(dataset)]
@@ -168,14 +179,6 @@ def _regularization_images(dataset: Dataset) -> Sequence[DatasetImage]:
     if dataset.regularization is None:
         return ()
     return dataset.regularization.images
-
-
-def _drop_trained_of(dataset: Dataset) -> Dataset:
-    """The dataset without held-out images that are regularization images too."""
-    held_out = tuple(_drop_trained(dataset.held_out, _regularization_images(dataset)))
-    if held_out == dataset.held_out:
-        return dataset
-    return replace(dataset, held_out=held_out)
 
 
 def count_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> int:

@@ -50,6 +50,10 @@ def find_pairs(paths: Sequence[Path], folder: Path) -> Pairs:
     """Tell the images below a folder from their control pictures.
 
     Pictures in a folder named `control` are images as any others as long as none of them has the name of an image.
+
+    Args:
+        paths: all pictures below the folder.
+        folder: the dataset's.
     """
     named = {path for path in paths if _looks_like_control(path, folder)}
     if not named:
@@ -81,6 +85,10 @@ def find_pairs(paths: Sequence[Path], folder: Path) -> Pairs:
 def pairs_in_folders(images: Sequence[Path], folders: Sequence[Sequence[Path]]) -> Pairs:
     """The pairs of images and the control pictures that other folders hold under the same names: the first picture of
     each from the first folder, and so on; of one folder also `name_0`, `name_1` …
+
+    Args:
+        images: the images.
+        folders: the pictures of each other folder.
     """
     places = _Places(images)
     pairs = Pairs(list(images))

@@ -315,14 +315,24 @@ class Dataset:
         held_out: Sequence[int] = (),
         **settings: Any,
     ) -> Dataset:
-        """A dataset of latents (C, h, w) in memory; `held_out` are the indices kept for validation, `settings` further
-        fields of the dataset.
+        """A dataset of latents in memory.
+
+        Args:
+            latents: (C, h, w) each.
+            captions: one for each latent.
+            conditionings: by caption.
+            held_out: the indices of those that are kept for validation.
+            settings: further fields of the dataset.
+
+        Raises:
+            ValueError: for more latents than captions, or the other way round.
         """
         if len(latents) != len(captions):
             raise ValueError(f"{len(latents)} latents and {len(captions)} captions: expected one caption a latent.")
         train: list[DatasetImage] = []
         validation: list[DatasetImage] = []
-        digest = sha256(_settings_text(held_out, settings).encode())
+        entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularization")
+        digest = sha256(repr((sorted(held_out), entries)).encode())
         for index, (latent, caption) in enumerate(zip(latents, captions, strict=True)):
             own = latent.detach().float().cpu()
             image = DatasetImage(str(index), caption, own)
@@ -336,11 +346,6 @@ class Dataset:
         if settings.get("regularization") is not None:
             digest.update(settings["regularization"].digest.encode())
         return cls(tuple(train), dict(conditionings), digest.hexdigest(), tuple(validation), **settings)
-
-
-def _settings_text(held_out: Sequence[int], settings: Mapping[str, Any]) -> str:
-    entries = sorted((key, str(value)) for key, value in settings.items() if key != "regularization")
-    return repr((sorted(held_out), entries))
 
 
 def _tensor_bytes(tensor: Tensor) -> bytes:

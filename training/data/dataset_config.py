@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...storage.bounded_read import MB, read_bounded
+from ...storage.printable import pip_install
 from . import clip_parts
 from .buckets import LONGEST_SIDE
 from .control_files import MOST_CONTROLS
@@ -482,7 +483,9 @@ def load_config(file: Path) -> dict[str, Any]:
         try:
             toml = importlib.import_module("tomli")
         except ModuleNotFoundError as error:
-            raise ValueError(f"Dataset: {file.name}: reading it needs Python 3.11, or: pip install tomli") from error
+            raise ValueError(
+                f"Dataset: {file.name}: reading it needs Python 3.11, or: {pip_install('tomli')}"
+            ) from error
     try:
         content: dict[str, Any] = toml.loads(read_bounded(file, _MOST_BYTES).decode("utf-8-sig"))
     except UnicodeDecodeError as error:
@@ -495,8 +498,18 @@ def load_config(file: Path) -> dict[str, Any]:
 
 
 def read_config(file: Path, root: Path, base: FolderSource) -> tuple[list[FolderSource], list[str]]:
-    """(the folders of the file with their settings, notes for the report). `root` is ComfyUI's input folder, which no
-    path leaves; `base` has the node's inputs. Raises one ValueError for everything that is wrong.
+    """Read kohya's or musubi-tuner's dataset_config.toml.
+
+    Args:
+        file: the file.
+        root: ComfyUI's input folder, which no path leaves.
+        base: the node's inputs, which hold where the file says nothing.
+
+    Returns:
+        (the folders of the file with their settings, notes for the report).
+
+    Raises:
+        ValueError: one for everything that is wrong.
     """
     config = _Config(file.resolve(), root.resolve(), base)
     config.read_file()

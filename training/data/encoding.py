@@ -47,12 +47,24 @@ def encode(
     controls: ControlEncoder | None = None,
     **settings: Any,
 ) -> tuple[Dataset, Tensor]:
-    """The dataset of a listing, and its contact sheet (1, H, W, 3) in 0..1.
+    """Encode what a folder holds.
 
-    `encode_pixels` turns (1, H, W, 3) into latents (1, C, h, w); `encoders` are hashes of the VAE and the text encoder;
-    `on_progress` gets the number of images done; `prompt_of` gives what the text encoder reads of a caption; `controls`
-    encodes the control pictures of the images, where they have some; `settings` are further fields of Dataset. Raises
-    ValueError when a file has changed since it was listed.
+    Args:
+        listing: the folder.
+        encode_pixels: turns pictures (1, H, W, 3) from 0 to 1 into latents (1, C, h, w).
+        encode_captions: gives the conditionings of captions.
+        encoders: hashes of the VAE and the text encoder.
+        cache: where encoded images are kept; None keeps none.
+        on_progress: gets the number of images done.
+        prompt_of: gives what the text encoder reads of a caption.
+        controls: encodes the control pictures of the images, where they have some.
+        settings: further fields of Dataset.
+
+    Returns:
+        The dataset, and its contact sheet (1, H, W, 3) from 0 to 1.
+
+    Raises:
+        ValueError: where a file has changed since it was listed.
     """
     encoder = ImageEncoder(listing, encode_pixels, encoders[0], cache, settings.get("batch_size", 0), controls)
     for number, entry in enumerate(listing.entries, 1):

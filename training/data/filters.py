@@ -1,8 +1,8 @@
 """The YAML text of GraftDataset's `filters`: which images are taken, what happens to their tags, crops, masks, the
 cache. One record per key.
 
-The keys from `consider_every_nth` to `tag_bonus_scores` are those of LunNova's loader (translunar-diffusion), the
-others Graft's own.
+The keys from `consider_every_nth` to `tag_bonus_scores`, `size` and `flip_p` are those of LunNova's loader
+(translunar-diffusion), the others Graft's own.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import Field, dataclass, field, fields
 from typing import Any
 
+from .lunnova_yaml import as_filters
 from .yaml_values import (
     load_mapping,
     read_chance,
@@ -147,6 +148,16 @@ class Filters:
         "Threads that prepare batches ahead; 0 is one where not all fits into memory. The result never changes.",
     )
 
+    size: int | None = _key(
+        None, read_whole_number(64, 8192), "The resolution, in place of the node's (LunNova's size)."
+    )
+    flip_p: float | None = _key(None, read_chance, "The flip probability, in place of the node's.")
+    validation: Filters | None = _key(  # noqa: RUF009
+        None,
+        lambda value: _read_validation(value),
+        "Filters of the images that only measure the loss; what it does not name is as above.",
+    )
+
     @property
     def needs_scores(self) -> bool:
         """Whether images need a score."""
@@ -182,18 +193,27 @@ class Filters:
 
     @classmethod
     def parse(cls, text: str) -> Filters:
-        """Filters of a YAML mapping; raises ValueError that lists every key that is unknown or has a wrong value."""
+        """Filters of a YAML mapping, also of one as LunNova's configuration has it; raises ValueError that lists every
+        key that is unknown or has a wrong value.
+        """
+        return cls.of_mapping(as_filters(load_mapping(text, "the text")))
+
+    @classmethod
+    def of_mapping(cls, given: Mapping[Any, Any]) -> Filters:
+        """Filters of a mapping. Raises ValueError as `parse` does."""
         keys = cls.keys()
         errors: list[str] = []
         values: dict[str, Any] = {}
-        for name, value in load_mapping(text, "the text").items():
+        for name, value in given.items():
             if name not in keys:
                 errors.append(unknown_key(str(name)[:80], keys))
                 continue
+            if name == "validation" and isinstance(value, Mapping):
+                value = {**{other: given[other] for other in given if other != name}, **value}
             try:
                 values[name] = keys[name].read(value)
             except ValueError as error:
-                errors.append(f"{name} is {shorten(value)}, expected {error}")
+                errors.append(f"{name} is {shorten(given[name])}, expected {error}")
         for name in keys:
             if name in values and not keys[name].needs(values):
                 errors.append(f"{name} has no effect {keys[name].without}")
@@ -205,3 +225,14 @@ class Filters:
 def _record(key: Field[Any]) -> FilterKey:
     record: FilterKey = key.metadata["key"]
     return record
+
+
+def _read_validation(value: Any) -> Filters:
+    if not isinstance(value, Mapping):
+        raise ValueError("lines of the form key: value")
+    if "validation" in value:
+        raise ValueError("no validation inside of it")
+    try:
+        return Filters.of_mapping(value)
+    except ValueError as error:
+        raise ValueError(f"filters: {error}") from error

@@ -76,7 +76,9 @@ def _look(path: str, most: int) -> _LastLook:
             break
         if _is_read(entry):
             pictures += 1
-        elif entry.is_dir(follow_symlinks=False) and _has_pictures(entry.name):
+        elif is_of_system(entry.name) or entry.name.lower() == MASK_FOLDER:
+            continue
+        elif entry.is_dir(follow_symlinks=False):
             folders.append(entry.name)
     seen = _LastLook(changed, pictures, tuple(folders), entries)
     if entries <= most and now - changed > _SETTLED:
@@ -84,10 +86,6 @@ def _look(path: str, most: int) -> _LastLook:
             _seen.clear()
         _seen[path] = seen
     return seen
-
-
-def _has_pictures(folder: str) -> bool:
-    return not is_of_system(folder) and folder.lower() != MASK_FOLDER
 
 
 def _is_read(entry: os.DirEntry[str]) -> bool:

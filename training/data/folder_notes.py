@@ -169,11 +169,14 @@ def _note_rounded_frames(settings: FolderSettings) -> list[str]:
 
 
 def _note_unread_files(folder: Path) -> list[str]:
-    """What lies in the folder and is not read: linked folders, and pictures of other formats."""
+    """What lies in the folder and is not read: folders that are closed or linked, and pictures of other formats."""
     links, others = images.find_ignored(folder, images.OTHER_SUFFIXES)
     videos = images.find_ignored(folder, clip_files.OTHER_SUFFIXES)[1]
     others_own = images.others_pictures(folder)
+    closed = images.closed_folders(folder)
     lines: list[str] = []
+    if closed:
+        lines.append(f"{len(closed)} folders cannot be opened, so nothing in them is read: {first_names(closed)}")
     if others_own:
         lines.append(
             f"{len(others_own)} thumbnails and pictures in the system's folders are left out: {first_names(others_own)}"

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...settings.declaration import raise_errors
 from ...storage.problem_list import problem_lines
 from ..random_draws import generator
 from . import clip_files, clip_parts, clips, control_methods, folder_notes, images, validation_split, wildcards
@@ -26,7 +27,7 @@ from .folder_settings import ConfigSubset, FolderSettings
 from .layouts import kohya_metadata_json, kohya_txt, registry
 from .layouts.kohya_metadata_json import MetadataCaptions
 from .layouts.layout import CaptionReader, DatasetLayout, ImageSettingsReader, kohya_class_words
-from .listing import ControlPicture, FolderListing, ImageEntry, unique_images
+from .listing import ControlPicture, FolderListing, ImageEntry, first_names, unique_images
 from .musubi_jsonl import ListedCaptions, listed_pairs
 from .preference_files import caption_paths, find_preferences
 from .tags import Caption, CaptionRules, split_tags
@@ -42,11 +43,19 @@ MOST_SHOWN = 10_000_000  # images in an epoch, with repeats
 def read_folder(
     folder: Path, settings: FolderSettings, cache: Cache | None = None, check: Callable[[], object] = lambda: None
 ) -> FolderListing:
-    """List a folder; unreadable images and clips are problems, not errors. Raises ValueError when none can be used.
+    """List a folder; unreadable images and clips are problems, not errors.
 
-    One whose contents `cache` knows to be whole is not decoded again. The held-out share is chosen by content hash, so
-    it does not depend on names or order: at least one image of two, never all. Equal pictures are all held out or all
-    trained on, and so are the parts of a clip. `check` is called now and then and may end the reading with an error.
+    The held-out share is chosen by content hash, so it does not depend on names or order: at least one image of two,
+    never all. Equal pictures are all held out or all trained on, and so are the parts of a clip.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        cache: pictures whose contents it knows to be whole are not decoded again.
+        check: called now and then; it may end the reading with an error.
+
+    Raises:
+        ValueError: where no picture can be used, or settings have no effect here.
     """
     if cache is not None:
         recall_hashes(cache, folder)
@@ -93,8 +102,17 @@ class FolderGlance:
 
 
 def glance_at_folder(folder: Path, settings: FolderSettings, most: int, seconds: float, only: str = "") -> FolderGlance:
-    """List a folder without reading its pictures: at most so many of them, and for about so long. `only` looks at the
-    picture of that name. Raises ValueError when there are none.
+    """List a folder from the headers of its pictures.
+
+    Args:
+        folder: the dataset's.
+        settings: how it is read.
+        most: how many pictures are looked at.
+        seconds: for about how long.
+        only: looks at the picture of that name alone.
+
+    Raises:
+        ValueError: where there are none.
     """
     reader = _HeaderReader(folder, settings, None)
     paths = reader.image_paths()
@@ -160,6 +178,12 @@ def pictures_in(folder: Path, clips: bool = False) -> list[Path]:
         expected = ", ".join(images.SUFFIXES)
     if paths:
         return paths
+    closed = images.closed_folders(folder)
+    if closed:
+        raise ValueError(
+            f"Dataset: no pictures were found, and these folders cannot be opened: {first_names(closed)}. Grant the"
+            " right to read them, or choose another folder."
+        )
     found = clip_files.find_clips(folder)
     if found:
         raise ValueError(
@@ -206,8 +230,7 @@ def _refuse_settings_without_effect(settings: FolderSettings, entries: Sequence[
         )
     if settings.filters.masks in ("alpha", "both") and not any(entry.mask for entry in entries):
         errors.append(f"masks is {settings.filters.masks}, but no picture is transparent or has a mask file")
-    if errors:
-        raise ValueError("Dataset: " + "; ".join(errors) + ".")
+    raise_errors("Dataset", errors)
 
 
 class _FolderReader:
@@ -272,7 +295,13 @@ class _FolderReader:
         if subset.listed:
             self._pairs = listed_pairs(subset.listed, self.settings.control_pictures != control_methods.OFF)
             return self._pairs.images[:: self.filters.consider_every_nth]
-        self._find_pairs_of_subset(subset)
+        self._pairs = training_pictures(self.folder, self.settings)
+        if subset.control_folders and self.settings.control_pictures != control_methods.OFF:
+            images_here = [path for path in self._pairs.images if path.parent == self.folder]
+            others = [pictures_in(Path(folder)) for folder in subset.control_folders]
+            before = self._pairs
+            self._pairs = pairs_in_folders(images_here, others)
+            self._pairs.worse, self._pairs.conditions = before.worse, before.conditions
         paths = [path for path in self._pairs.images if path.parent == self.folder]
         if not paths:
             raise ValueError(
@@ -285,25 +314,9 @@ class _FolderReader:
         self.counts.left_out["that metadata_file does not name"] += len(paths) - len(described)
         return described
 
-    def _find_pairs_of_subset(self, subset: ConfigSubset) -> None:
-        self._pairs = training_pictures(self.folder, self.settings)
-        if subset.control_folders and self.settings.control_pictures != control_methods.OFF:
-            images_here = [path for path in self._pairs.images if path.parent == self.folder]
-            others = [pictures_in(Path(folder)) for folder in subset.control_folders]
-            before = self._pairs
-            self._pairs = pairs_in_folders(images_here, others)
-            self._pairs.worse, self._pairs.conditions = before.worse, before.conditions
-
     def image_paths(self) -> list[Path]:
         """The images to consider. Raises ValueError when there are none."""
         paths = self._consider()
-        self._note_pairs(paths)
-        return paths
-
-    def _note_pairs(self, paths: Sequence[Path]) -> None:
-        """Take images without a control picture for problems where others have one, and control pictures that no image
-        uses.
-        """
         pairs = self._pairs
         self.counts.conditions += map(self._name, pairs.conditions)
         for path in pairs.unused:
@@ -312,6 +325,7 @@ class _FolderReader:
                 f" {MOST_CONTROLS} already"
             )
         self._unpaired = {path for path in paths if pairs.controls and path not in pairs.controls}
+        return paths
 
     def _name(self, path: Path) -> str:
         """A path relative to the folder; control pictures may lie beside it."""
@@ -369,7 +383,9 @@ class _FolderReader:
         except ValueError as error:
             self._problems.append(f"{name}: {error}")
         except OSError as error:
-            self._problems.append(f"{name}: {error.strerror or error}")
+            file = Path(os.fsdecode(error.filename or path))
+            other = "" if file == path else f"{file.name}: "  # its caption, mask or control picture
+            self._problems.append(f"{name}: {other}{error.strerror or error}")
         return []
 
     def _read_image(self, path: Path, name: str) -> list[ImageEntry]:
@@ -653,24 +669,18 @@ class _FolderReader:
         """The bucket of an image at each resolution, with its crops there."""
         framings_by_bucket: list[tuple[tuple[int, int], tuple[Framing, ...]]] = []
         positions = self._crop_positions(sha256)
-        if self.settings.no_upscale:
-            return self._framings_without_upscale(positions, size)
+        if self.settings.no_upscale:  # an image that is smaller than several resolutions has one bucket for them
+            by_bucket: dict[tuple[int, int], tuple[Framing, ...]] = {}
+            for resolution in self.settings.resolutions:
+                bucket, scaled = shrunk_bucket(size, resolution, self.settings.bucket_step)
+                framings = dict.fromkeys(frame(size, bucket, position, scaled) for position in positions)
+                by_bucket.setdefault(bucket, tuple(framings))
+            return list(by_bucket.items())
         for choices in self._buckets:
             bucket = nearest_bucket(*size, choices)
             framings = dict.fromkeys(frame(size, bucket, position) for position in positions)
             framings_by_bucket.append((bucket, tuple(framings)))
         return framings_by_bucket
-
-    def _framings_without_upscale(
-        self, positions: Sequence[tuple[float, float]], size: tuple[int, int]
-    ) -> list[tuple[tuple[int, int], tuple[Framing, ...]]]:
-        """The same where no image is enlarged: one that is smaller than several resolutions has one bucket for them."""
-        by_bucket: dict[tuple[int, int], tuple[Framing, ...]] = {}
-        for resolution in self.settings.resolutions:
-            bucket, scaled = shrunk_bucket(size, resolution, self.settings.bucket_step)
-            framings = dict.fromkeys(frame(size, bucket, position, scaled) for position in positions)
-            by_bucket.setdefault(bucket, tuple(framings))
-        return list(by_bucket.items())
 
     def _crop_positions(self, sha256: str) -> list[tuple[float, float]]:
         """Where the image may be cropped: one position, or several that its contents draw."""

@@ -163,7 +163,13 @@ def _count_lines(listing: FolderListing) -> list[str]:
         len(unique_images(entries)) for entries in (listing.entries, listing.train, listing.held_out)
     )
     lines = [f"{_count_text(listing, count)}: {train} to train on, {held_out} held out for validation"]
-    lines += _part_lines(listing)
+    parts = [entry for entry in listing.entries if entry.frames]
+    if parts:
+        settings = listing.settings
+        rate = "their own frame rate"
+        if settings.frame_rate:
+            rate = f"{settings.frame_rate:g} frames a second"
+        lines.append(f"parts of clips: {len(parts)} ({settings.clip_part}), at {rate}")
     if listing.settings.filters.resolutions:
         sides = ", ".join(map(name_of, listing.settings.resolutions))
         lines.append(f"at resolutions {sides}: {len(listing.train)} to train on, {len(listing.held_out)} held out")
@@ -184,18 +190,6 @@ def _count_text(listing: FolderListing, count: int) -> str:
     if clips:
         words.append(f"{clips} clips")
     return " and ".join(words)
-
-
-def _part_lines(listing: FolderListing) -> list[str]:
-    """How many parts the clips give, and how they are read."""
-    parts = [entry for entry in listing.entries if entry.frames]
-    if not parts:
-        return []
-    settings = listing.settings
-    rate = "their own frame rate"
-    if settings.frame_rate:
-        rate = f"{settings.frame_rate:g} frames a second"
-    return [f"parts of clips: {len(parts)} ({settings.clip_part}), at {rate}"]
 
 
 def _too_few(count: int) -> str:

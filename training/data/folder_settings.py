@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ...settings.declaration import read_values, setting, settings_of
+from ...settings.declaration import check_values, setting, settings_of
 from . import buckets, clip_parts, control_methods
 from .buckets import LONGEST_SIDE
 from .control_methods import NODES_SIZE, ControlSize
@@ -82,6 +82,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
+        lunnova=("size", "or as it is in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -144,6 +145,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
+        lunnova=("flip_p", "or as it is in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -294,6 +296,10 @@ class FolderSettings:
         "A folder under ComfyUI's input folder whose images are only used to measure the loss. It replaces"
         " validation split. Leave empty to use validation split.",
         advanced=True,
+        lunnova=(
+            "validation",
+            "its filters in `validation` of filters. There it is of the same images",
+        ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(
@@ -343,65 +349,8 @@ class FolderSettings:
     frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            errors = [*self._size_errors(), *self._bucket_errors(), *self._caption_errors(), *self._clip_errors()]
-        if errors:
-            raise ValueError("Dataset: " + "; ".join(errors) + ".")
+        check_values(self, "Dataset", _take_from_filters, _wrong_sizes, _wrong_buckets, _wrong_captions, _wrong_clips)
         self.bucket_choices()  # raises ValueError where resolution and bucket_step do not fit
-
-    def _size_errors(self) -> list[str]:
-        if self.buckets:
-            return []
-        sizes = [size for size in self.resolutions if size[0] % 8 or size[1] % 8]
-        return [f"resolution is {buckets.name_of(size)}, expected a multiple of 8" for size in sizes]
-
-    def _bucket_errors(self) -> list[str]:
-        """Settings of buckets that would do nothing beside others."""
-        errors: list[str] = []
-        has_sides = bool(self.min_side or self.max_side)
-        if self.no_upscale and not self.buckets:
-            errors.append("no upscale has no effect without aspect ratio buckets; switch one of them")
-        if has_sides and not self.buckets:
-            errors.append("minimum and maximum bucket side have no effect without aspect ratio buckets; set them to 0")
-        if has_sides and self.no_upscale:
-            errors.append(
-                "minimum and maximum bucket side have no effect with no upscale, which takes each image's own size; set"
-                " them to 0"
-            )
-        if self.max_side and self.min_side > self.max_side:
-            errors.append(f"minimum bucket side is {self.min_side}, larger than maximum bucket side ({self.max_side})")
-        if self.no_upscale and self.filters.small == "skip":
-            errors.append("small: skip of filters has no effect with no upscale, which enlarges no image")
-        return errors
-
-    def _caption_errors(self) -> list[str]:
-        errors: list[str] = []
-        if self.shuffle_tags and self.filters.shuffle_tag_p is not None:
-            errors.append("shuffle tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
-        options = registry.names_where_scores_are_read()
-        if self.filters.needs_scores and self.captions not in options:
-            errors.append(
-                "abs_min_score, min_score and score_tags need scores from JSON files; caption source"
-                f" {self.captions} reads none, {' and '.join(options)} do"
-            )
-        return errors
-
-    def _clip_errors(self) -> list[str]:
-        errors: list[str] = []
-        try:
-            takes_clips = bool(read_frames(self.frames))
-        except ValueError as error:
-            return [f"frames of clips is {shorten(self.frames)}, expected {error}"]
-        for name, way in (("frame_sample", "uniform"), ("frame_stride", "slide")):
-            if getattr(self.filters, name) != getattr(Filters, name) and self.clip_part != way:
-                errors.append(f"{name} of filters has no effect with part of clips {self.clip_part}; set it to {way}")
-        if not takes_clips and (self.frame_rate or self.clip_part != clip_parts.HEAD):
-            errors.append(
-                "frame rate and part of clips have no effect with frames of clips 0; set it to 17, for example, or"
-                f" frame rate to 0 and part of clips to {clip_parts.HEAD}"
-            )
-        return errors
 
     @property
     def takes_clips(self) -> bool:
@@ -437,6 +386,78 @@ class FolderSettings:
                 sizes = [resolution]
             choices.append(sizes)
         return choices
+
+
+def _take_from_filters(settings: FolderSettings) -> Iterable[str]:
+    """Take resolution and flip probability that the filters say, which is never wrong. They are taken once, so that a
+    dataset_config.toml may say others.
+    """
+    filters = settings.filters
+    if filters.size is not None:
+        object.__setattr__(settings, "resolution", filters.size)
+    if filters.flip_p is not None:
+        object.__setattr__(settings, "flip", filters.flip_p)
+    object.__setattr__(settings, "filters", replace(filters, size=None, flip_p=None))
+    return ()
+
+
+def _wrong_sizes(settings: FolderSettings) -> list[str]:
+    if settings.buckets:
+        return []
+    sizes = [size for size in settings.resolutions if size[0] % 8 or size[1] % 8]
+    return [f"resolution is {buckets.name_of(size)}, expected a multiple of 8" for size in sizes]
+
+
+def _wrong_buckets(settings: FolderSettings) -> list[str]:
+    """Settings of buckets that would do nothing beside others."""
+    errors: list[str] = []
+    has_sides = bool(settings.min_side or settings.max_side)
+    if settings.no_upscale and not settings.buckets:
+        errors.append("no upscale has no effect without aspect ratio buckets; switch one of them")
+    if has_sides and not settings.buckets:
+        errors.append("minimum and maximum bucket side have no effect without aspect ratio buckets; set them to 0")
+    if has_sides and settings.no_upscale:
+        errors.append(
+            "minimum and maximum bucket side have no effect with no upscale, which takes each image's own size; set"
+            " them to 0"
+        )
+    if settings.max_side and settings.min_side > settings.max_side:
+        errors.append(
+            f"minimum bucket side is {settings.min_side}, larger than maximum bucket side ({settings.max_side})"
+        )
+    if settings.no_upscale and settings.filters.small == "skip":
+        errors.append("small: skip of filters has no effect with no upscale, which enlarges no image")
+    return errors
+
+
+def _wrong_captions(settings: FolderSettings) -> list[str]:
+    errors: list[str] = []
+    if settings.shuffle_tags and settings.filters.shuffle_tag_p is not None:
+        errors.append("shuffle tags shuffles always and shuffle_tag_p of filters now and then; set one of them")
+    options = registry.names_where_scores_are_read()
+    if settings.filters.needs_scores and settings.captions not in options:
+        errors.append(
+            "abs_min_score, min_score and score_tags need scores from JSON files; caption source"
+            f" {settings.captions} reads none, {' and '.join(options)} do"
+        )
+    return errors
+
+
+def _wrong_clips(settings: FolderSettings) -> list[str]:
+    errors: list[str] = []
+    try:
+        takes_clips = bool(read_frames(settings.frames))
+    except ValueError as error:
+        return [f"frames of clips is {shorten(settings.frames)}, expected {error}"]
+    for name, way in (("frame_sample", "uniform"), ("frame_stride", "slide")):
+        if getattr(settings.filters, name) != getattr(Filters, name) and settings.clip_part != way:
+            errors.append(f"{name} of filters has no effect with part of clips {settings.clip_part}; set it to {way}")
+    if not takes_clips and (settings.frame_rate or settings.clip_part != clip_parts.HEAD):
+        errors.append(
+            "frame rate and part of clips have no effect with frames of clips 0; set it to 17, for example, or"
+            f" frame rate to 0 and part of clips to {clip_parts.HEAD}"
+        )
+    return errors
 
 
 def read_frames(text: str) -> tuple[int, ...]:
@@ -523,6 +544,4 @@ class SampleSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if errors:
-            raise ValueError("Samples: " + "; ".join(errors) + ".")
+        check_values(self, "Samples")

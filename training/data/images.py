@@ -100,6 +100,21 @@ def find_ignored(folder: Path, suffixes: tuple[str, ...]) -> tuple[list[str], li
     return sorted(links), sorted(others)
 
 
+def closed_folders(folder: Path) -> list[str]:
+    """The folder and those below it that this user may not open, or that cannot be read, each with the reason."""
+    found: list[str] = []
+
+    def note(error: OSError) -> None:
+        if isinstance(error, FileNotFoundError):
+            return
+        name = Path(str(error.filename)).relative_to(folder)
+        found.append(f"{folder.name if name == Path() else name.as_posix()} ({error.strerror})")
+
+    for _ in os.walk(folder, onerror=note):
+        pass
+    return sorted(found)
+
+
 def numbered_masks(folder: Path) -> list[str]:
     """OneTrainer's masks `name-masklabel-2.png` below a folder, of which a picture has one only; relative paths."""
     found: list[str] = []

@@ -28,7 +28,9 @@ def folder_metadata(listing: FolderListing, clip_skip: int = 0) -> FolderMetadat
         "dirs": _directories(listing),
         "tags": _tag_counts(listing),
         "buckets": buckets,
-        "ar_error": fmean(_aspect_ratio_error(entry) for entry in listing.train),
+        "ar_error": fmean(
+            abs(entry.bucket[0] / entry.bucket[1] - entry.size[0] / entry.size[1]) for entry in listing.train
+        ),
         "settings": _settings(listing, clip_skip),
     }
 
@@ -56,10 +58,6 @@ def join_metadata(folders: Sequence[FolderMetadata]) -> FolderMetadata:
         "ar_error": fmean(folder["ar_error"] for folder in folders),
         "settings": folders[0]["settings"],
     }
-
-
-def _aspect_ratio_error(entry: ImageEntry) -> float:
-    return abs(entry.bucket[0] / entry.bucket[1] - entry.size[0] / entry.size[1])
 
 
 def _settings(listing: FolderListing, clip_skip: int) -> dict[str, Any]:

@@ -61,8 +61,14 @@ def make_dataset(
     store: SampleStore | None = None,
     **fields: Any,
 ) -> Dataset:
-    """The dataset of samples; `empty` is the conditioning without a prompt, and without one none is dropped. `fields`
-    are further fields of Dataset. Tensors are not copied, and those that `store` puts into the cache are not kept.
+    """The dataset of samples.
+
+    Args:
+        samples: with tensors that are not copied.
+        settings: those of Samples.
+        empty: the conditioning without a prompt; without one none is dropped.
+        store: puts tensors into the cache, which are then not kept.
+        fields: further fields of Dataset.
     """
     contents: list[Any] = []
     images = []

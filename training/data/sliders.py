@@ -54,8 +54,15 @@ def make_noise_dataset(
     encoders: tuple[str, str],
     **fields: Any,
 ) -> Dataset:
-    """A dataset without pictures: zeros of the shape of `latent` (C, h, w) for each set of prompts, at `size` (width,
-    height) in pixels. `encoders` are the hashes of VAE and text encoder, `fields` further ones of Dataset.
+    """A dataset without pictures, for a slider of prompts: zeros for each set of prompts.
+
+    Args:
+        settings: the slider's.
+        latent: (C, h, w), whose shape the zeros have.
+        size: (width, height) in pixels.
+        conditionings: of all prompts.
+        encoders: the hashes of VAE and text encoder.
+        fields: further fields of Dataset.
     """
     check_direction(settings, conditionings)
     framing = frame(size, size)
@@ -85,7 +92,14 @@ def make_noise_dataset(
 def make_picture_dataset(
     settings: SliderSettings, dataset: Dataset, conditionings: Mapping[str, Conditioning], text_encoder: Fingerprint
 ) -> Dataset:
-    """The pictures of a dataset with the prompts of a slider in place of their captions: each picture with each set."""
+    """The pictures of a dataset with the prompts of a slider in place of their captions: each picture with each set.
+
+    Args:
+        settings: the slider's.
+        dataset: the pictures.
+        conditionings: of all prompts.
+        text_encoder: its hash.
+    """
     check_direction(settings, conditionings)
     _check_whole(dataset)
     images = [

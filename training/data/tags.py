@@ -221,11 +221,18 @@ def _choose(options: Sequence[str], rng: torch.Generator | None) -> str:
 
 
 def fill_wildcards(text: str, rng: torch.Generator | None, lists: WordLists | None = None) -> str:
-    """The text with one of each {a|b|c} and one line for each __name__ of `lists`, the first ones without a generator.
+    """The text with one of each {a|b|c} and one line for each __name__.
 
     `{{` and `}}` are braces, but `}}` ends two choices where one lies in another. Choices may lie inside choices and in
-    lines of lists, which lead to an end (`WordLists.check`). Raises ValueError where they are nested more than 200
-    deep.
+    lines of lists, which lead to an end (`WordLists.check`).
+
+    Args:
+        text: the caption.
+        rng: draws them; without one they are the first ones.
+        lists: the word lists by name.
+
+    Raises:
+        ValueError: where they are nested more than 200 deep.
     """
     text, count, rounds = _hide_plain_braces(text), 1, 0
     while count:

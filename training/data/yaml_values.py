@@ -8,6 +8,8 @@ import reprlib
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from ...storage.printable import pip_install
+
 _MAX_VALUES = 100_000  # in a mapping; its text may be short, as an alias may stand for many (a "billion laughs")
 _LARGEST_NUMBER = 1e300
 _INFINITY = float("inf")
@@ -26,7 +28,9 @@ def load_mapping(text: str, where: str) -> dict[Any, Any]:
     try:
         import yaml
     except ModuleNotFoundError as error:
-        raise ValueError(f"{where}: reading YAML needs PyYAML, which ComfyUI installs: pip install PyYAML") from error
+        raise ValueError(
+            f"{where}: reading YAML needs PyYAML, which ComfyUI installs: {pip_install('PyYAML')}"
+        ) from error
     document = None
     try:
         loader = yaml.SafeLoader(text)

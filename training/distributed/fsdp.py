@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from ...patches.core.calls import around
 from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, preserve, slots, swap_all
+from ...settings.declaration import raise_errors
 from ..memory.checkpointing import blocks
 from ..memory.inference_tensors import alias, use_normal_tensors
 from ..optimizers.registry import OPTIMIZERS
@@ -189,14 +190,6 @@ def shard_trainable(
 
 def check(state: TrainState, group: SingleProcess) -> None:
     """Raise ValueError with every setting of a run that does not work with --shard."""
-    errors = _errors(state, group)
-    if state.start.adapter.full_weights:
-        errors += _errors_of_full_training(state, group)
-    if errors:
-        raise ValueError("--shard: " + "; ".join(errors) + ".")
-
-
-def _errors(state: TrainState, group: SingleProcess) -> list[str]:
     optimizer = state.settings.optimizer
     errors = []
     if optimizer.accumulation % group.size:
@@ -209,7 +202,9 @@ def _errors(state: TrainState, group: SingleProcess) -> list[str]:
             f"offload to CPU memory is {optimizer.offload}, which moves what is sharded already: set it to none or"
             " optimizer"
         )
-    return errors
+    if state.start.adapter.full_weights:
+        errors += _errors_of_full_training(state, group)
+    raise_errors("--shard", errors)
 
 
 def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[str]:
@@ -235,16 +230,14 @@ def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[st
         errors.append(
             "prior preservation output-preservation needs the model without what is trained: use regularization"
         )
-    if state.trained and not any(_has_rows_for_all(tensor, group) for tensor in state.trained.values()):
+    if state.trained and not any(
+        tensor.ndim > 0 and len(torch.chunk(tensor, group.size)) == group.size for tensor in state.trained.values()
+    ):
         errors.append(f"no trained tensor has rows for {group.size} ranks: start fewer")
     for name, tensor in state.trained.items():
         if not tensor.ndim:
             errors.append(f"{name} is a single number, which cannot be divided")
     return errors
-
-
-def _has_rows_for_all(tensor: Tensor, group: SingleProcess) -> bool:
-    return tensor.ndim > 0 and len(torch.chunk(tensor, group.size)) == group.size
 
 
 def _check_weights(module: nn.Module) -> None:

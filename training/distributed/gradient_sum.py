@@ -160,7 +160,12 @@ class Bucket:
         for number in range(len(self.tensors)):
             for row, has_gradient in zip(rows, present, strict=True):
                 if has_gradient[number]:
-                    self._add_one(row, number)
+                    total, gradient = self.section(self.sum, number, self.low), self.section(row, number, self.low)
+                    if self.summed[number]:
+                        total.add_(gradient)
+                    else:
+                        total.copy_(gradient)
+                        self.summed[number] = True
 
     def _add_whole(self, rows: Tensor) -> None:
         if not self.summed[0]:
@@ -169,14 +174,6 @@ class Bucket:
             rows = rows[1:]
         for row in rows:
             self.sum.add_(row)
-
-    def _add_one(self, row: Tensor, number: int) -> None:
-        total, gradient = self.section(self.sum, number, self.low), self.section(row, number, self.low)
-        if self.summed[number]:
-            total.add_(gradient)
-        else:
-            total.copy_(gradient)
-            self.summed[number] = True
 
     def set_gradients(self, group: ProcessGroup) -> None:
         """After the last micro-batch of a step: the sums become the gradients."""
@@ -239,15 +236,6 @@ class AllGatheredGradients(LocalGradients):
         self.buckets[self._launched].launch(self.group)
         self._launched += 1
 
-    def _flush(self, failed: bool) -> None:
-        """Sends the remaining buckets. Those of a failed rank are ignored."""
-        while self._launched < len(self.buckets):
-            bucket = self.buckets[self._launched]
-            for number in range(len(bucket.tensors)):
-                if not failed:
-                    bucket.write(number)
-            self._launch()
-
     def finish_round(self, count: int, loss: float) -> list[float]:
         is_idle = self.rank >= count
         if is_idle:
@@ -264,7 +252,12 @@ class AllGatheredGradients(LocalGradients):
 
     def _exchange(self, loss: float, failed: bool) -> tuple[list[RankStatus], list[Tensor]]:
         """Finish a round: the status of every rank, and for each bucket the gradients of every rank."""
-        self._flush(failed)
+        while self._launched < len(self.buckets):
+            bucket = self.buckets[self._launched]
+            for number in range(len(bucket.tensors)):
+                if not failed:
+                    bucket.write(number)
+            self._launch()
         present = [bucket.written for bucket in self.buckets]
         statuses = RankStatus(failed, self.group.stop_asked, loss, present).all_gather(self.group)
         rows = [bucket.wait(self.group) for bucket in self.buckets]

@@ -39,7 +39,7 @@ def cast_weights(
             if not (isinstance(layer, nn.Linear) or is_conv(layer)):
                 continue
             if casts_weights(layer):
-                stack.callback(around(layer, "cast", _with_cast_input).leave)
+                stack.callback(around(layer, "input", _with_cast_input).leave)
             if in_main_memory:
                 continue
             for name in ("weight", "bias"):

@@ -1,6 +1,7 @@
 """Frozen layers in host memory: a block's weights come to the device while the block before it computes.
 
-The copies run on a stream of their own. At most two blocks are on the device at once, and nothing is copied back.
+The copies run on a stream of their own, and nothing is copied back. Of the blocks that wait in host memory at most two
+are on the device at once; what is in no block, and as many blocks as there is room for, stay there.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ...ema.host_offload import has_streams
 from ...patches.core.calls import around
+from ...patches.core.host_memory import has_streams
 from ...patches.core.ledger import open_entry
-from ...patches.core.slots import Slot, SlotKey
+from ...patches.core.slots import Slot, SlotKey, stored_tensors
 from .allocations import META
 from .checkpointing import blocks
-from .offload import copies_on, hold_copies, slots_elsewhere
+from .offload import copies_on, hold_copies, slots_elsewhere, weights_on
 from .pinning import Pins
 
 
@@ -123,7 +125,10 @@ class LayerRing:
 
     def call(self, group: Group, _: nn.Module, inner: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call `inner` with the group's weights on the device; the original tensors are back afterwards."""
-        fetched = self._take(group)
+        found = self._slots(group)
+        if group.is_block and not found:  # it stays there
+            return inner(*args, **kwargs)
+        fetched = self._take(group, found)
         with hold_copies(fetched.found, fetched.copies):
             self._look_ahead(fetched)
             return inner(*args, **kwargs)
@@ -134,10 +139,9 @@ class LayerRing:
         if self._stream is not None:
             self._stream.finish()
 
-    def _take(self, group: Group) -> FetchedGroup:
+    def _take(self, group: Group, found: Sequence[Slot]) -> FetchedGroup:
         """The group's weights, from what came ahead if that is it."""
         fetched, self._ahead = self._ahead, None
-        found = self._slots(group)
         if fetched is None or not fetched.is_for(group, found):
             fetched = None  # its memory is free for the copies
             fetched = self._fetch(group, found)
@@ -177,25 +181,59 @@ class LayerRing:
 def layers_on_host(
     module: nn.Module,
     device: torch.device,
-    pins_memory: bool = True,
     staying: Callable[[], Container[SlotKey]] = frozenset[SlotKey],
-) -> Iterator[Pins]:
+    waiting: int | None = None,
+) -> Iterator[None]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
     Blocks are those of `training.memory.checkpointing.blocks`, which must be checkpointed inside this: otherwise the
-    backward pass keeps what came over. Weights outside any block come over for one forward pass and its backward pass.
-    The tensors in host memory are not changed. With `pins_memory` they are pinned inside the block. What is in the
-    slots that `staying` gives at that time does not come over.
+    backward pass keeps what came over. So many of them are `waiting` in host memory, evenly spread (None: all); the
+    others and the weights outside any block come over once. The tensors in host memory are not changed, but those that
+    wait are pinned inside the block. What is in the slots that `staying` gives at that time does not come over.
     """
     pins, ring = Pins(device), LayerRing(device, staying)
+    (root, outside), *inner = _groups(module)
+    chosen = spread(len(inner), len(inner) if waiting is None else waiting)
     with open_entry(module, "layers in host memory") as stack:
         stack.callback(pins.release)
         stack.callback(ring.close)
-        if pins_memory:
-            pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
-        for owner, group in _groups(module):
+        here = [outside.modules, *(group.modules for number, (_, group) in enumerate(inner) if number not in chosen)]
+        stack.enter_context(weights_on(list(chain.from_iterable(here)), device, staying()))
+        pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
+        for owner, group in ((root, outside), *inner):
             stack.enter_context(around(owner, "ring", partial(ring.call, group)))
-        yield pins
+        yield
+
+
+def spread(count: int, chosen: int) -> list[int]:
+    """Which of `count` blocks wait in host memory, evenly spread: blocks that stay compute while those come over."""
+    chosen = min(count, chosen)
+    return [number for number in range(count) if (number + 1) * chosen // count > number * chosen // count]
+
+
+def more_bytes(sizes: Sequence[int], chosen: int) -> int:
+    """What blocks of these sizes take on the device when only so many wait, beyond what they take when all do: those
+    that stay, less what no longer comes and goes.
+    """
+    gone = spread(len(sizes), chosen)
+    stay = sum(size for number, size in enumerate(sizes) if number not in gone)
+    return stay - (min(2, len(sizes)) - min(2, len(gone))) * min(sizes, default=0)
+
+
+def fewest_waiting(sizes: Sequence[int], room: int) -> int:
+    """How many blocks of these sizes have to wait in host memory when there are `room` bytes beside a step for which
+    all do.
+    """
+    return next((chosen for chosen in range(len(sizes)) if more_bytes(sizes, chosen) <= room), len(sizes))
+
+
+def block_sizes(module: nn.Module, device: torch.device, staying: Container[SlotKey] = ()) -> list[int]:
+    """The bytes that each block of a module would bring to a device."""
+    sizes = []
+    for _, group in _groups(module)[1:]:
+        tensors = {id(slot.tensor): slot.tensor for slot in slots_elsewhere(group.modules, device, staying)}
+        sizes.append(sum(stored.nbytes for tensor in tensors.values() for stored in stored_tensors(tensor)))
+    return sizes
 
 
 def _groups(module: nn.Module) -> list[tuple[nn.Module, Group]]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
+from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 
-from ...ema.host_offload import has_streams
+from ...patches.core.host_memory import bytes_on_host, empty_on_host, has_streams, pin_copy, shape_like
 from ...patches.core.slots import Slot, SlotKey, is_made_of_others, slots, stored_tensors, swap_all
 from .saved_tensors import KeptTensor, storage_address
 
@@ -21,16 +22,11 @@ def is_on_device(tensor: Tensor) -> bool:
     return tensor.device.type != "cpu"
 
 
-def empty_on_host(like: Tensor) -> Tensor:
-    """Host memory for a tensor, pinned where copies from the device then need not be waited for."""
-    return torch.empty_like(like, device="cpu", pin_memory=has_streams(like.device))
-
-
 def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
     """A tensor from host memory on `device`; to CUDA through pinned memory, without waiting for the copy."""
     dtype = dtype or tensor.dtype
     if has_streams(device) and tensor.device.type == "cpu":
-        return tensor.pin_memory().to(device, non_blocking=True).to(dtype)
+        return pin_copy(tensor, device).to(device, non_blocking=True).to(dtype)
     return tensor.to(device, dtype)
 
 
@@ -75,16 +71,54 @@ class Parking:
         self._waiting.clear()
 
 
+class HostPlaces:
+    """Host memory for tensors of a device, which is taken again and again. All copies from and to it are in the order
+    of one stream.
+    """
+
+    def __init__(self) -> None:
+        self._free: list[Tensor] = []
+
+    def take(self, like: Tensor) -> Tensor:
+        """The smallest free place that has room for a tensor, as uint8; where all are smaller, a new one in place of
+        the largest.
+        """
+        fitting = [place for place in self._free if place.nbytes >= like.nbytes]
+        if not fitting and self._free:
+            _remove(self._free, max(self._free, key=_size))
+        if not fitting:
+            return bytes_on_host(like.nbytes, like.device)
+        return _remove(self._free, min(fitting, key=_size))
+
+    def give_back(self, place: Tensor) -> None:
+        """Copies that are queued later may use it."""
+        self._free.append(place)
+
+
+def _size(place: Tensor) -> int:
+    return place.nbytes
+
+
+def _remove(places: list[Tensor], place: Tensor) -> Tensor:
+    return places.pop(next(number for number, one in enumerate(places) if one is place))
+
+
 class _OnHost:
     """A copy of a device's tensor in host memory. It comes back as it lay: another layout may give other last bits."""
 
-    def __init__(self, tensor: Tensor) -> None:
+    def __init__(self, tensor: Tensor, places: HostPlaces) -> None:
         self._device, self._shape = tensor.device, tensor.shape
         for dimension, stride in enumerate(tensor.stride()):
             if stride == 0:  # expanded: the same numbers again and again
                 tensor = tensor.narrow(dimension, 0, 1)
         self._strides = tensor.stride()
-        self._host = empty_on_host(tensor).copy_(tensor, non_blocking=True)
+        if has_streams(self._device):
+            place = places.take(tensor)
+            finalize(self, places.give_back, place).atexit = False
+            host = shape_like(place, tensor)
+        else:
+            host = empty_on_host(tensor)
+        self._host = host.copy_(tensor, non_blocking=True)
 
     def value(self) -> Tensor:
         """The tensor on its device again."""
@@ -109,12 +143,13 @@ def activations_on_host(module: nn.Module) -> Iterator[None]:
             return KeptTensor(tensor.detach())
         if storage_address(tensor) in weight_storages:
             return KeptTensor(tensor.detach())
-        return _OnHost(tensor)
+        return _OnHost(tensor, places)
 
     def unpack(packed: Any) -> Tensor:
         return packed.value()
 
     weight_storages: set[int] = set()
+    places = HostPlaces()
     with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
         yield
 

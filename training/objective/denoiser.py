@@ -32,8 +32,10 @@ class Denoiser(Protocol):
     """
     own_type: torch.dtype
     """The type that the network computes in without autocast."""
-    pins_memory: bool
-    """Whether host memory may be pinned. Asked for when layers wait there."""
+    room_for_blocks: int
+    """Bytes that the weights of blocks may take on the device beside all else. Asked for when layers wait in host
+    memory, however many there is room for.
+    """
     kept_weights: KeptWeights | None
     """Where quantized weights are on disk; None where they are not kept. Asked for when the base is quantized."""
     text_encoder: nn.Module | None
@@ -48,18 +50,44 @@ class Denoiser(Protocol):
         """
 
     def process_in(self, latents: Tensor) -> Tensor:
-        """Scale latents of the VAE (B, C, h, w) to what the network sees."""
+        """Scale latents of the VAE to what the network sees.
+
+        Args:
+            latents: (B, C, h, w), or (B, C, frames, h, w) of clips.
+        """
 
     def sigma(self, u: Tensor) -> Tensor:
-        """Noise level (B,) of timestep shares u (B,) in [0, 1): 0 is the cleanest, toward 1 the noisiest."""
+        """The noise levels of timestep shares.
+
+        Args:
+            u: shares (B,) in [0, 1): 0 is the cleanest, toward 1 the noisiest.
+
+        Returns:
+            Noise levels (B,).
+        """
 
     def noisy(self, clean: Tensor, noise: Tensor, sigma: Tensor) -> Tensor:
-        """Clean latents (B, C, h, w) with noise of level sigma (B,)."""
+        """Latents with noise added, as the model's kind of noise has it.
+
+        Args:
+            clean: latents (B, C, h, w) from `process_in`.
+            noise: normal noise of the same shape.
+            sigma: noise levels (B,).
+        """
 
     def denoise(
         self, x: Tensor, sigma: Tensor, conditionings: Sequence[Conditioning], transformer_options: Mapping[str, Any]
     ) -> Tensor:
-        """Denoised latents in float32 (B, C, h, w), differentiable; one conditioning per image.
+        """Denoised latents, differentiable.
 
         The network runs inside `rank_mask.set_timesteps`, or adapters that mask ranks (tlora) use them all.
+
+        Args:
+            x: noisy latents (B, C, h, w), from `noisy`.
+            sigma: their noise levels (B,).
+            conditionings: the prompt of each image, as the host has encoded it.
+            transformer_options: what patches of the model are told of this call.
+
+        Returns:
+            Latents (B, C, h, w) in float32, in the scale of `process_in`.
         """

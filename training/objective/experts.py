@@ -24,7 +24,12 @@ ALONE = (
 def fill_boundary(settings: ObjectiveSettings, model: nn.Module) -> ObjectiveSettings:
     """The settings with the boundary of a diffusion model, where they leave it to the model.
 
-    Raises ValueError for a model that is none of a known pair.
+    Args:
+        settings: with the expert that is trained; a boundary of 0 leaves it to the model.
+        model: the host's diffusion model.
+
+    Raises:
+        ValueError: for a model that is none of a known pair, and for both experts at once.
     """
     if settings.expert == BOTH_EXPERTS:
         raise ValueError(
@@ -46,10 +51,14 @@ def fill_boundary(settings: ObjectiveSettings, model: nn.Module) -> ObjectiveSet
 
 
 def split_pair(settings: ObjectiveSettings, model: nn.Module) -> tuple[ObjectiveSettings, ObjectiveSettings]:
-    """The settings of the high noise and of the low noise expert, which are trained in one run. `model` is the former's
-    diffusion model.
+    """The settings of the high noise and of the low noise expert, which are trained in one run.
 
-    Raises ValueError for settings of one expert, and for a model that is none of a known pair.
+    Args:
+        settings: for both experts.
+        model: the high noise expert's diffusion model.
+
+    Raises:
+        ValueError: for settings of one expert, and for a model that is none of a known pair.
     """
     if settings.expert not in (NO_EXPERT, BOTH_EXPERTS):
         raise ValueError(
@@ -70,7 +79,12 @@ def describe(settings: ObjectiveSettings) -> list[str]:
 
 
 def name_file(name: str, expert: str) -> str:
-    """A file's name, with its folder, that ends in the expert as AI-Toolkit's do; as it is where it says so itself."""
+    """The name of an expert's file, ending in the expert as AI-Toolkit's do.
+
+    Args:
+        name: the name with its folder, without an ending. It stays where it says the expert already.
+        expert: one of `EXPERTS`.
+    """
     letters = "".join(filter(str.isalpha, name.replace("\\", "/").rpartition("/")[2].lower()))
     if expert == NO_EXPERT or expert.replace(" ", "") in letters:
         return name

@@ -35,8 +35,16 @@ def output_scale(prediction: str, sigma: Tensor) -> Tensor:
 
 
 def step_weights(settings: ObjectiveSettings, prediction: str, sigma: Tensor) -> Tensor:
-    """Weights (B,) of the model's own losses at noise levels (B,), by the chosen weighting; `weightings.py` has the
-    formulas and their papers.
+    """The weights w(sigma) of the model's own losses, by the chosen weighting; `weightings.py` has the formulas and
+    their papers.
+
+    Args:
+        settings: the weighting, and its gamma.
+        prediction: what the network predicts: eps, v or flow.
+        sigma: noise levels (B,).
+
+    Returns:
+        The weights (B,), without a unit.
     """
     return WEIGHTINGS.get(settings.weighting).weights(sigma, prediction, settings.gamma)
 
@@ -89,7 +97,15 @@ def losses(
 
 
 def fit_mask(mask: Tensor, latents: Tensor) -> Tensor:
-    """A mask (B, 1, H, W) at the size of latents (B, C, …, h, w), by area."""
+    """A mask at the size of latents, by area: each place of a latent gets the mean of the pixels over it.
+
+    Args:
+        mask: weights (B, 1, H, W) of pixels, from 0 to 1.
+        latents: what the mask is for, (B, C, h, w) or (B, C, frames, h, w); its values don't matter.
+
+    Returns:
+        The mask (B, 1, h, w), with a 1 for each dimension between that broadcasts over frames.
+    """
     if mask.shape[-2:] != latents.shape[-2:]:
         mask = F.interpolate(mask, size=latents.shape[-2:], mode="area")
     return mask.view(mask.shape[0], *[1] * (latents.ndim - 3), *mask.shape[-2:])

@@ -58,10 +58,19 @@ def _scheduled_huber(error: Tensor, prediction: str, sigma: Tensor) -> Tensor:
 
 
 def scheduled_delta(prediction: str, sigma: Tensor) -> Tensor:
-    """Where scheduled-huber turns from square to linear at sigma.
+    """Where scheduled-huber turns from square to linear (Khrapov 2024, arXiv 2403.16728), with c = `HUBER_DELTA`:
 
-    2403.16728: (1 - c) / (1 + sigma)^2 + c, kohya's `snr` schedule; flow models, which have no SNR, get its
-    `exponential` one, c^t at the noise level t: 1 without noise in both, c at the noisiest.
+        eps, v    (1 - c) / (1 + sigma)^2 + c    kohya's `snr` schedule
+        flow      c^sigma                        kohya's `exponential` one, as flow models have no SNR
+
+    Both are 1 without noise and c at the noisiest.
+
+    Args:
+        prediction: what the network predicts: eps, v or flow.
+        sigma: noise levels of any shape; of flow models from 0 to 1.
+
+    Returns:
+        The deltas, of the shape of `sigma`.
     """
     if prediction == "flow":
         return HUBER_DELTA**sigma

@@ -62,11 +62,20 @@ def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tens
 
 
 def perturbation(prediction: str, sigma: Tensor) -> Tensor:
-    """By how much the denoised target moves per unit of input perturbation, at sigma (B,).
+    """By how much the denoised target moves per unit of input perturbation (Ning 2023, arXiv 2301.11706):
+
+        eps, flow    sigma
+        v            sigma / (1 + sigma^2)
 
     The network still has to predict noise, velocity or flow without the perturbation. Turned into denoised latents at
-    the perturbed input, that is the clean latents plus this factor times the perturbation: sigma for eps and flow,
-    sigma / (1 + sigma^2) for v.
+    the perturbed input, that is the clean latents plus this factor times the perturbation.
+
+    Args:
+        prediction: what the network predicts: eps, v or flow.
+        sigma: noise levels (B,).
+
+    Returns:
+        The factors (B,).
     """
     if prediction == "v":
         return sigma / (1 + sigma**2)
@@ -74,11 +83,17 @@ def perturbation(prediction: str, sigma: Tensor) -> Tensor:
 
 
 def zero_terminal(sigmas: Tensor) -> Tensor:
-    """Zero terminal SNR: change a rising table of noise levels (T,) such that the last level has no signal, in float64
-    on the CPU.
+    """Zero terminal SNR (Lin 2023, arXiv 2305.08891, algorithm 1): change a table of noise levels such that the last
+    one has no signal.
 
     sqrt(alpha-bar) is shifted and scaled; the first level stays as it is. A table that ends without signal already is
     returned unchanged.
+
+    Args:
+        sigmas: the model's noise levels (T,), rising.
+
+    Returns:
+        The new levels (T,), float64 on the CPU.
     """
     sigmas64 = sigmas.to("cpu", torch.float64)
     signal = (1 + sigmas64**2) ** -0.5

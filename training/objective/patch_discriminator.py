@@ -34,11 +34,25 @@ class PatchDiscriminator(nn.Module):
             self.layers = nn.Sequential(*layers)
 
     def forward(self, pictures: Tensor) -> Tensor:
-        """(B, 3, H, W) -> (B, 1, h, w)."""
+        """How real each patch is.
+
+        Args:
+            pictures: (B, 3, H, W).
+
+        Returns:
+            A number for each patch (B, 1, h, w): the higher, the more real.
+        """
         return self.layers(pictures)
 
     def first_weights(self, generator: torch.Generator) -> dict[str, Tensor]:
-        """The weights to begin with: drawn around 0, scales around 1, and biases 0."""
+        """The weights to begin with, as pix2pix draws them: normal with deviation 0.02, scales around 1, biases 0.
+
+        Args:
+            generator: what they are drawn with, on the CPU.
+
+        Returns:
+            The weights by parameter name, in float32.
+        """
         weights = {}
         for name, parameter in self.named_parameters():
             drawn = torch.randn(parameter.shape, generator=generator) * _SPREAD
@@ -51,22 +65,57 @@ class PatchDiscriminator(nn.Module):
         return weights
 
     def judge(self, pictures: Tensor, weights: Mapping[str, Tensor]) -> Tensor:
-        """What it says of pictures with these weights."""
+        """What the discriminator says of pictures with these weights.
+
+        Args:
+            pictures: (B, 3, H, W).
+            weights: by parameter name, as `first_weights` gives them. They may be leaves of another optimizer.
+
+        Returns:
+            A number for each patch (B, 1, h, w), differentiable in both.
+        """
         return torch.func.functional_call(self, dict(weights), (pictures,))
 
 
 def hinge_losses(real: Tensor, fake: Tensor) -> Tensor:
-    """Losses (B,) of the discriminator, from what it says of real pictures and of reconstructions."""
+    """The discriminator's loss (Lim 2017, arXiv 1705.02894): 1/2 mean(max(0, 1 - real)) + 1/2 mean(max(0, 1 + fake)).
+
+    Args:
+        real: what it says of real pictures (B, 1, h, w).
+        fake: what it says of their reconstructions, of the same shape.
+
+    Returns:
+        The losses (B,).
+    """
     return 0.5 * (_mean(F.relu(1 - real)) + _mean(F.relu(1 + fake)))
 
 
 def adversarial_losses(fake: Tensor) -> Tensor:
-    """Losses (B,) of the VAE, from what the discriminator says of its reconstructions."""
+    """The VAE's loss: -mean(fake).
+
+    Args:
+        fake: what the discriminator says of its reconstructions (B, 1, h, w).
+
+    Returns:
+        The losses (B,).
+    """
     return -_mean(fake)
 
 
 def adaptive_weight(reconstruction: Tensor, adversarial: Tensor, last_layer: Tensor) -> Tensor:
-    """The weight that makes both losses move the decoder's last layer equally far (2012.09841, equation 7)."""
+    """The weight of the adversarial loss that makes both move the decoder's last layer equally far (VQGAN, Esser 2021,
+    arXiv 2012.09841, equation 7):
+
+        |d reconstruction / d last_layer| / (|d adversarial / d last_layer| + 1e-4)
+
+    Args:
+        reconstruction: all other losses, a tensor without dimensions.
+        adversarial: the adversarial loss, a tensor without dimensions.
+        last_layer: the weight whose gradients are compared, of any shape. The graph of both losses is kept.
+
+    Returns:
+        The weight, without a graph, from 0 to `MOST_WEIGHT`.
+    """
     norms = []
     for loss in (reconstruction, adversarial):
         (gradient,) = torch.autograd.grad(loss, last_layer, retain_graph=True)

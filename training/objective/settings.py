@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
 from .loss_kinds import LOSSES, PREFERENCE
 from .noise import LAST_SIGNAL
@@ -320,11 +320,7 @@ class ObjectiveSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            errors = [*_exclusions(self), *_wrong_timesteps(self), *_wrong_expert(self)]
-        if errors:
-            raise ValueError("Objective Settings: " + "; ".join(errors) + ".")
+        check_values(self, "Objective Settings", _exclusions, _wrong_timesteps, _wrong_expert)
 
     @property
     def compares_pairs(self) -> bool:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from .loss import output_scale
 
 BOTH_DIRECTIONS, CONCEPT_SLIDERS, PICTURE_PAIRS = "both directions", "concept sliders", "picture pairs"
@@ -175,11 +175,7 @@ class SliderSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors and self.takes_prompts:
-            errors = [*_prompt_errors(self)]
-        if errors:
-            raise ValueError("Slider: " + "; ".join(errors) + ".")
+        check_values(self, "Slider", _prompt_errors)
 
     @property
     def takes_prompts(self) -> bool:
@@ -232,6 +228,8 @@ def _for_all(texts: Sequence[str], count: int) -> tuple[str, ...]:
 
 
 def _prompt_errors(settings: SliderSettings) -> Iterator[str]:
+    if not settings.takes_prompts:
+        return
     count = len(settings.positive)
     if not count:
         yield "positive prompt is empty: write what strength 1 gives, such as a very old person"
@@ -263,25 +261,53 @@ def _prompt_errors(settings: SliderSettings) -> Iterator[str]:
 
 
 def move_prediction(neutral: Tensor, positive: Tensor, negative: Tensor, amount: float) -> Tensor:
-    """What the adapter is to predict: neutral + amount (positive - negative), of the model's own predictions.
+    """What the adapter is to predict: neutral + amount (positive - negative) (concept sliders, Gandikota 2023, arXiv
+    2311.12092).
 
-    Of denoised latents as of noise, velocity or flow: these are the same linear function of each other in all three.
+    It holds for denoised latents as for noise, velocity or flow, which are the same linear function of each other in
+    all three predictions.
+
+    Args:
+        neutral: what the model itself predicts for the target prompt (B, C, …, h, w).
+        positive: the same for the positive prompt, of that shape.
+        negative: the same for the negative prompt, of that shape.
+        amount: the strength of the adapter times the guidance.
     """
     return neutral + amount * (positive - negative)
 
 
 def normalize_like(target: Tensor, like: Tensor) -> Tensor:
-    """AI-Toolkit's norm_like_tensor: `target` with the mean and the deviation of `like`, both over the whole batch."""
+    """AI-Toolkit's norm_like_tensor: give a prediction the mean and the deviation of another, both over the whole
+    batch.
+
+    Args:
+        target: the prediction to change, of any shape.
+        like: the prediction whose mean and deviation it gets, of any shape.
+    """
     return (target - target.mean()) / (target.std() + 1e-8) * like.std() + like.mean()
 
 
 def prediction_of(prediction: str, x: Tensor, denoised: Tensor, sigma: Tensor) -> Tensor:
-    """What the network itself gives (noise, velocity or flow) where it denoises `x` at `sigma` (B,) to `denoised`."""
+    """What the network itself gives (noise, velocity or flow) where it denoises `x` to `denoised`.
+
+    Args:
+        prediction: what the network predicts: eps, v or flow.
+        x: noisy latents (B, C, …, h, w).
+        denoised: denoised latents of the same shape.
+        sigma: noise levels (B,).
+    """
     return (_denoised_of_zeros(prediction, x, sigma) - denoised) * _rows(output_scale(prediction, sigma), x)
 
 
 def denoised_of(prediction: str, x: Tensor, output: Tensor, sigma: Tensor) -> Tensor:
-    """Denoised latents of what the network gives: `predicted` the other way round."""
+    """Denoised latents of what the network gives: `prediction_of` the other way round.
+
+    Args:
+        prediction: what the network predicts: eps, v or flow.
+        x: noisy latents (B, C, …, h, w).
+        output: what the network gives for them, of the same shape.
+        sigma: noise levels (B,).
+    """
     return _denoised_of_zeros(prediction, x, sigma) - output / _rows(output_scale(prediction, sigma), x)
 
 
@@ -298,16 +324,28 @@ def _rows(values: Tensor, like: Tensor) -> Tensor:
 
 
 def add_anchor(direction: Tensor, anchor: Tensor, strength: float) -> Tensor:
-    """AI-Toolkit's sum of losses. It counts the direction twice, to enhance one end and to erase the other, which are
-    one target.
+    """AI-Toolkit's sum of losses, (2 direction + strength anchor) / 3. It counts the direction twice, to enhance one
+    end and to erase the other, which are one target.
+
+    Args:
+        direction: losses (B,) of the direction.
+        anchor: losses (B,) of the anchor prompt.
+        strength: how much the anchor counts.
     """
     return (2 * direction + strength * anchor) / 3
 
 
 def denoise_partly(denoise: Callable[[Tensor, Tensor], Tensor], x: Tensor, levels: Tensor, sigma: Tensor) -> Tensor:
-    """Latents (B, C, …) at the noise levels `sigma` (B,), from `x` at `levels[0]`, by Euler's steps down `levels`.
+    """Denoise latents down to a noise level of their own each, by Euler's steps.
 
-    Each row stops at its own level. `denoise(x, sigma)` gives denoised latents.
+    Args:
+        denoise: gives denoised latents (B, C, …) of noisy ones and their noise levels (B,).
+        x: latents (B, C, …) at `levels[0]`.
+        levels: the noise levels of the steps (N,), falling.
+        sigma: where each row stops (B,).
+
+    Returns:
+        Latents (B, C, …) at the noise levels `sigma`.
     """
     per_row = [-1] + [1] * (x.ndim - 1)
     now = torch.maximum(levels[:1], sigma)

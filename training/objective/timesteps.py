@@ -85,7 +85,14 @@ def _logit_normal(count: int, generator: torch.Generator, request: DrawRequest) 
 
 
 def shift_timesteps(u: Tensor, shift: float) -> Tensor:
-    """u moved to s u / (1 + (s - 1) u): toward noise with s above 1."""
+    """Move timestep shares toward noise (s above 1) or away from it (s below 1) (SD 3, Esser 2024, arXiv 2403.03206):
+
+        s u / (1 + (s - 1) u)
+
+    Args:
+        u: shares of any shape, from 0 to 1; 0 and 1 stay.
+        shift: s, above 0.
+    """
     return shift * u / (1 + (shift - 1) * u)
 
 
@@ -142,10 +149,22 @@ def draw_timesteps(
     tokens: int = TOKENS_AT_1024,
     sigma: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Timestep shares (count,) in [0, 1) of the chosen distribution, for images of that many tokens.
+    """Draw timestep shares from the chosen distribution, squeezed between the minimum and the maximum timestep as
+    kohya's is.
 
-    The whole distribution is squeezed between the minimum and the maximum, as kohya's is. `sigma` is a flow model's,
-    with its shift: with `sigma_bounds` it says at which shares the bounds lie.
+    Args:
+        settings: the distribution and its bounds.
+        count: how many are drawn.
+        generator: what they are drawn with, on the CPU.
+        tokens: how many patches of 2 x 2 latents an image has (`tokens_of`), for distributions that shift with it.
+        sigma: from shares to the noise levels of a flow model, with its shift. With `sigma_bounds` it says at which
+            shares the bounds lie; else it may be left out.
+
+    Returns:
+        Shares (count,) in [0, 1): 0 is the cleanest.
+
+    Raises:
+        ValueError: where a model has no noise levels between bounds that are noise levels.
     """
     u = TIMESTEPS.get(settings.timesteps).draw(count, generator, DrawRequest(settings, tokens))
     if settings.min_timestep > 0 or settings.max_timestep < 1:
@@ -161,14 +180,38 @@ def draw_levels(
     tokens: int,
     sigma: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Noise levels (count,) of the chosen distribution, on the CPU. `sigma` is the model's, with its shift."""
+    """Draw noise levels from the chosen distribution, of an expert on its side of the boundary.
+
+    Args:
+        settings: the distribution, its bounds and the expert.
+        count: how many are drawn.
+        generator: what they are drawn with, on the CPU.
+        tokens: how many patches of 2 x 2 latents an image has (`tokens_of`).
+        sigma: from shares to the model's noise levels, with its shift.
+
+    Returns:
+        Noise levels (count,) on the CPU.
+
+    Raises:
+        ValueError: where the settings leave no noise levels to draw.
+    """
     if settings.expert != NO_EXPERT:
         return draw_expert_levels(settings, count, generator, tokens, sigma)
     return levels_at(settings, draw_timesteps(settings, count, generator, tokens, sigma), sigma)
 
 
 def levels_at(settings: TimestepSettings, drawn: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
-    """The noise levels of what `draw_timesteps` has drawn."""
+    """The noise levels of what `draw_timesteps` has drawn.
+
+    Args:
+        settings: those that it was drawn with.
+        drawn: shares (B,) in [0, 1).
+        sigma: from shares to the model's noise levels, with its shift. A distribution that `gives_levels` doesn't use
+            it.
+
+    Returns:
+        The levels (B,).
+    """
     levels = drawn
     if not gives_levels(settings):
         levels = sigma(drawn)
@@ -178,7 +221,12 @@ def levels_at(settings: TimestepSettings, drawn: Tensor, sigma: Callable[[Tensor
 
 
 def bounds_as_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor]) -> tuple[float, float]:
-    """The noise levels of the minimum and the maximum timestep. `sigma` is the model's, with its shift."""
+    """The noise levels of the minimum and the maximum timestep.
+
+    Args:
+        settings: the bounds, which are shares, or noise levels with `sigma_bounds`.
+        sigma: from shares to the model's noise levels, with its shift.
+    """
     if settings.sigma_bounds or gives_levels(settings):
         return settings.min_timestep, settings.max_timestep
     least, most = sigma(torch.tensor([settings.min_timestep, settings.max_timestep])).tolist()
@@ -219,7 +267,15 @@ def _at_least(number: float, dtype: torch.dtype) -> float:
 
 
 def belongs(settings: TimestepSettings, sigma: Tensor) -> Tensor:
-    """Which noise levels (B,) are the expert's: the boundary itself is the high-noise one's, as in samplers."""
+    """Which noise levels are the expert's: the boundary itself is the high-noise one's, as in samplers.
+
+    Args:
+        settings: the expert and its boundary, a noise level.
+        sigma: noise levels (B,).
+
+    Returns:
+        Booleans (B,).
+    """
     is_high = sigma >= _at_least(settings.boundary, sigma.dtype)
     if settings.expert == HIGH_NOISE:
         return is_high
@@ -233,13 +289,23 @@ def draw_expert_levels(
     tokens: int,
     sigma: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    """Noise levels (count,) of the chosen distribution on the expert's side of the boundary, on the CPU. `sigma` is the
-    model's, with its shift.
+    """Draw noise levels from the chosen distribution on the expert's side of the boundary.
 
     Levels of the other side are drawn again, as musubi-tuner does: the shape of the distribution stays, and the two
     experts of a pair together see what one model would.
 
-    Raises ValueError when the distribution has next to none there.
+    Args:
+        settings: the distribution, the expert and its boundary.
+        count: how many are drawn.
+        generator: what they are drawn with, on the CPU.
+        tokens: how many patches of 2 x 2 latents an image has (`tokens_of`).
+        sigma: from shares to the model's noise levels, with its shift.
+
+    Returns:
+        Noise levels (count,) on the CPU.
+
+    Raises:
+        ValueError: where the distribution has next to none there, or no boundary is set.
     """
     if not settings.boundary:
         raise ValueError("Objective Settings: expert boundary is 0, and was not replaced by the model's own.")
@@ -256,7 +322,19 @@ def draw_expert_levels(
 
 
 def expert_levels_at(settings: TimestepSettings, shares: Tensor, sigma: Callable[[Tensor], Tensor]) -> Tensor:
-    """The noise levels at shares from 0 to 1 of the expert's part of the model's schedule: 0 is its cleanest."""
+    """Noise levels spread over the expert's part of the model's schedule, for validation.
+
+    Args:
+        settings: the expert and its boundary.
+        shares: where in that part (B,), from 0, its cleanest, to below 1.
+        sigma: from shares to the model's noise levels, with its shift.
+
+    Returns:
+        The levels (B,).
+
+    Raises:
+        ValueError: where the schedule has none on the expert's side.
+    """
     schedule = sigma((torch.arange(_FINE) + 0.5) / _FINE)
     own = schedule[belongs(settings, schedule)]
     if not len(own):
@@ -273,8 +351,11 @@ def gives_levels(settings: TimestepSettings) -> bool:
 
 
 def tokens_of(shape: Sequence[int]) -> int:
-    """The patches of 2 x 2 latents that latents (…, C, [frames,] h, w) of this shape have in a frame; of sound (C, T),
-    without the batch, they are its T places.
+    """How many patches of 2 x 2 latents a frame has, which distributions of Flux shift with.
+
+    Args:
+        shape: the sizes of latents (…, C, [frames,] h, w), or of sound (C, T) without the batch, whose tokens are its T
+            places.
     """
     if len(shape) == 2:
         return shape[1]
@@ -282,7 +363,13 @@ def tokens_of(shape: Sequence[int]) -> int:
 
 
 def describe_levels(settings: TimestepSettings, sigma: Callable[[Tensor], Tensor], tokens: int) -> str:
-    """A line for the report of a flow model: which noise levels are drawn. `sigma` is the model's, with its shift."""
+    """A line for the report of a flow model: which noise levels are drawn, from 10,000 draws of their own.
+
+    Args:
+        settings: the distribution, its bounds and the expert.
+        sigma: from shares to the model's noise levels, with its shift.
+        tokens: how many patches of 2 x 2 latents an image has (`tokens_of`).
+    """
     generator = seeded_generator(0, 0, "noise levels of the report")
     shift = "without the model's own shift"
     if not gives_levels(settings):

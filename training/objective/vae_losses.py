@@ -30,19 +30,41 @@ class VaeCoder(Protocol):
     """How many pixels a latent is wide."""
 
     def scale_pixels(self, pixels: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) in 0..1, in the scale of what the decoder gives."""
+        """Pictures in the scale of what the decoder gives.
+
+        Args:
+            pixels: (B, 3, H, W) from 0 to 1.
+        """
 
     def encode(self, pixels: Tensor) -> tuple[Tensor, Tensor | None]:
-        """(means, logarithms of the variances) of the latents of pictures in 0..1; None where the VAE has no variances.
+        """The distribution of a picture's latents, differentiable.
 
-        Both are differentiable.
+        Args:
+            pixels: (B, 3, H, W) from 0 to 1.
+
+        Returns:
+            (means, logarithms of the variances), both (B, C, h, w); None in place of the latter where the VAE has none.
         """
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`, differentiable."""
+        """Reconstructions, differentiable.
+
+        Args:
+            latents: (B, C, h, w) as `encode` gives them.
+
+        Returns:
+            Pictures (B, 3, H, W) in float32, in the scale of `scale_pixels`.
+        """
 
     def to_pictures(self, pixels: Tensor) -> Tensor:
-        """Reconstructions (B, H, W, 3) in 0..1 of pictures (B, 3, H, W) in 0..1."""
+        """Reconstructions to look at.
+
+        Args:
+            pixels: pictures (B, 3, H, W) from 0 to 1.
+
+        Returns:
+            Pictures (B, H, W, 3) from 0 to 1, as ComfyUI has them.
+        """
 
 
 def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -51,7 +73,7 @@ def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor
     Args:
         settings: the three factors.
         decoded: reconstructions (B, 3, H, W).
-        pixels: the pictures, in the same scale.
+        pixels: the pictures, of that shape and in the same scale.
         mask: how much each pixel counts (B, 1, H, W), from 0 to 1; the means go over what counts.
 
     Returns:
@@ -65,7 +87,15 @@ def reconstruction_losses(settings: VaeSettings, decoded: Tensor, pixels: Tensor
 
 
 def edges(pictures: Tensor) -> Tensor:
-    """Sobel's differences (B, 2C, H, W) of pictures (B, C, H, W) across and down; the border is repeated."""
+    """Sobel's differences across and down, divided by 8, so that a ramp of slope 1 has edges of 1; the border is
+    repeated.
+
+    Args:
+        pictures: (B, C, H, W).
+
+    Returns:
+        (B, 2C, H, W): of each channel across, then down.
+    """
     across = torch.tensor(_SOBEL, dtype=pictures.dtype, device=pictures.device) / 8
     kernels = torch.stack([across, across.T])[:, None].repeat(pictures.shape[1], 1, 1, 1)
     padded = F.pad(pictures, (1, 1, 1, 1), mode="replicate")

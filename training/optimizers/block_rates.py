@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fnmatch
 import math
 import re
 from collections.abc import Iterable
 from typing import Protocol
 
 from ...patches.adapters.registry import up_factor_suffixes
+from ..trainable.patterns import compile_regex, matches
 from ..trainable.settings import TEXT_ENCODER, is_word
 
 
@@ -36,10 +36,17 @@ def is_up(name: str) -> bool:
 
 
 def parse_block_rates(text: str) -> list[tuple[str, float]]:
-    """Read block learning rates: (pattern, multiple of the rate) of every entry `pattern = multiple`.
+    """Read block learning rates.
 
-    Entries are separated by commas or lines. Patterns are those of GraftAdapter: globs, or /regular expressions/.
-    Raises ValueError that names every entry that cannot be read.
+    Args:
+        text: entries `pattern = multiple`, separated by commas or lines. Patterns are those of the layer filter: globs,
+            or /regular expressions/.
+
+    Returns:
+        (pattern, multiple of the rate) of every entry, in order.
+
+    Raises:
+        ValueError: naming every entry that cannot be read.
     """
     rates, errors = [], []
     for part in re.split(r"[,\n]", text):
@@ -50,8 +57,7 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
         pattern = pattern.strip()
         try:
             factor = float(number.strip())
-            if is_regular(pattern):
-                re.compile(pattern[1:-1])
+            compile_regex(pattern)
         except (ValueError, re.error) as error:
             errors.append(
                 f"block learning rates: {entry!r} cannot be read ({error}), expected such as output_blocks.* = 0.5"
@@ -67,21 +73,18 @@ def parse_block_rates(text: str) -> list[tuple[str, float]]:
     return rates
 
 
-def is_regular(pattern: str) -> bool:
-    """Whether a pattern is a /regular expression/."""
-    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
-
-
 def _matches(name: str, pattern: str) -> bool:
     """Whether a pattern matches a trained tensor, by its own name or by its module's path."""
-    paths = [name.rsplit(".", suffix_parts)[0] for suffix_parts in range(3)]
-    if is_regular(pattern):
-        return any(re.search(pattern[1:-1], path) for path in paths)
-    return any(fnmatch.fnmatchcase(path, pattern) for path in paths)
+    return any(matches(name.rsplit(".", suffix_parts)[0], pattern) for suffix_parts in range(3))
 
 
 def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:
-    """The patterns that match none of the trained tensors."""
+    """The patterns that match none of the trained tensors.
+
+    Args:
+        block_rates: the text of block learning rates.
+        names: the names of the trained tensors.
+    """
     names = list(names)
     unused = []
     for pattern, _ in parse_block_rates(block_rates):
@@ -93,8 +96,16 @@ def unmatched_patterns(block_rates: str, names: Iterable[str]) -> list[str]:
 def ratios(settings: Rates, names: Iterable[str], words_rate: float = 0.0) -> dict[str, float]:
     """The learning rate of every trained tensor, as a multiple of the schedule's.
 
-    If several block patterns match, the last one counts. Trained words have `words_rate`, if it is not 0, and nothing
-    else changes it.
+    If several block patterns match, the last one counts. LoRA+ (Hayou 2024, arXiv 2402.12354) multiplies the rate of
+    up matrices.
+
+    Args:
+        settings: the learning rates; the text encoder's own takes the place of the common one.
+        names: the names of the trained tensors.
+        words_rate: the learning rate of trained words; 0 is the common one. Nothing else changes it.
+
+    Returns:
+        {name: ratio}.
     """
     patterns = parse_block_rates(settings.block_rates)
     ratio_of_name = {}

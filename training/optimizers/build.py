@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from ...settings.declaration import raise_errors
+from ...storage.printable import pip_install
 from .record import BuildRequest
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
@@ -19,8 +21,8 @@ def missing_package(optimizer: str) -> list[str]:
     if record.package is not None and not _is_installed(record.package.module):
         package = record.package.name
         return [
-            f"optimizer {optimizer} needs the package {package}: pip install {package} (or Graft's extra `optimizers`),"
-            " or use adamw"
+            f"optimizer {optimizer} needs the package {package}: {pip_install(package)} (or Graft's extra"
+            " `optimizers`), or use adamw"
         ]
     if record.torch_class is not None and not hasattr(torch.optim, record.torch_class.name):
         return [
@@ -33,8 +35,7 @@ def missing_package(optimizer: str) -> list[str]:
 def check_installed(optimizer: str) -> None:
     """Raises ValueError that says what to install before this optimizer can be used."""
     messages = missing_package(optimizer)
-    if messages:
-        raise ValueError("Optimizer Settings: " + "; ".join(messages) + ".")
+    raise_errors("Optimizer Settings", messages)
 
 
 def _is_installed(module: str) -> bool:
@@ -45,9 +46,15 @@ def _is_installed(module: str) -> bool:
 
 
 def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: str = "") -> torch.optim.Optimizer:
-    """Build the torch optimizer of `settings` for parameter groups (`params` and any further entries).
+    """Build the torch optimizer that settings ask for.
 
-    `part` says which optimizer is wanted if the record has several (muon). Raises ValueError that says what to install.
+    Args:
+        settings: the optimizer's name, learning rate, weight decay and options.
+        groups: torch's parameter groups: `params` and any further entries.
+        part: which optimizer is wanted if the record has several (muon: what is no matrix has another one).
+
+    Raises:
+        ValueError: saying what to install where the package is not there.
     """
     check_installed(settings.optimizer)
     record = OPTIMIZERS.get(settings.optimizer)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from ...patches.adapters.registry import trainable_kind
+from ...settings.declaration import raise_errors
 from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched_patterns
 from .build import missing_package
 from .learning_rate_schedule import peak_rate, rate_at
@@ -16,7 +17,15 @@ from .settings import OptimizerSettings
 
 
 def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
-    """Raise ValueError listing every setting that does not fit the run."""
+    """Check settings against what a run trains.
+
+    Args:
+        settings: the optimizer settings.
+        run: what is trained.
+
+    Raises:
+        ValueError: listing every setting that does not fit.
+    """
     errors = missing_package(settings.optimizer)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
@@ -49,15 +58,13 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
             "compile is blocks, and a dropout of Adapter Settings draws anew in every layer, which cannot be compiled:"
             " set compile to off, or the dropouts to 0"
         )
-    if errors:
-        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+    raise_errors("Optimizer Settings", errors)
 
 
 def check_rate(settings: OptimizerSettings) -> None:
     """Raise ValueError for a learning rate at which no run learns anything."""
     errors = OPTIMIZERS.get(settings.optimizer).cannot_learn(settings, _highest_rate(settings), None)
-    if errors:
-        raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+    raise_errors("Optimizer Settings", errors)
 
 
 def _highest_rate(settings: OptimizerSettings) -> float:
@@ -108,10 +115,14 @@ def _unusual_rate(settings: OptimizerSettings, least: float, most: float) -> lis
 def schedule_remarks(
     settings: OptimizerSettings, first: int, until: int, is_open: bool = False, rates: Sequence[float] = ()
 ) -> list[str]:
-    """Sentences about steps `first` to `until` of a run, where their learning rates may not be those that were meant.
+    """Sentences about some steps of a run, where their learning rates may not be those that were meant.
 
-    `is_open` is whether the schedule was left to the steps asked for, and so ends with these. `rates` are those of the
-    steps before.
+    Args:
+        settings: the schedule.
+        first: the step that the run is at.
+        until: the step that it goes to.
+        is_open: whether the schedule was left to the steps asked for, and so ends with these.
+        rates: the learning rates of the steps before.
     """
     if first == until:
         return []

@@ -11,7 +11,12 @@ RESTARTS = 4  # how often cosine-restarts falls
 
 
 def peak_rate(settings: OptimizerSettings) -> float:
-    """The highest learning rate of the schedule; for an optimizer without a learning rate (adacoor) its step size."""
+    """The highest learning rate of the schedule. With scale_lr it grows with the pictures of a step to the power of
+    0.55.
+
+    Args:
+        settings: the learning rate; for an optimizer without one (adacoor) the result is its step size.
+    """
     fixed_rate = OPTIMIZERS.get(settings.optimizer).fixed_rate
     if fixed_rate is not None:
         return fixed_rate
@@ -21,12 +26,18 @@ def peak_rate(settings: OptimizerSettings) -> float:
 
 
 def rate_at(settings: OptimizerSettings, step: int) -> float:
-    """The learning rate of optimizer step `step`; 0 is the first.
+    """The learning rate of an optimizer step.
 
     It rises linearly during the warmup, and is at the floor after `total_steps`. linear, polynomial (power 2) and
     cosine fall between the two; cosine-restarts falls four times over the same length. As in diffusers (and with it
-    sd-scripts and EveryDream2), the last step is just above the floor: with floor 0 it still moves the weights. Raises
-    ValueError if the length is open (`total_steps` 0).
+    sd-scripts and EveryDream2), the last step is just above the floor: with floor 0 it still moves the weights.
+
+    Args:
+        settings: the schedule.
+        step: the step, 0 is the first.
+
+    Raises:
+        ValueError: if the length is open (`total_steps` 0) and the schedule depends on it.
     """
     peak = peak_rate(settings)
     if step < settings.warmup:

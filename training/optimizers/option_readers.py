@@ -21,7 +21,13 @@ class OptionReader:
 
 
 def number(least: float, most: float = math.inf, open_below: bool = False) -> OptionReader:
-    """A reader of a finite number from `least` to `most`; with `open_below` the number must be above `least`."""
+    """A reader of a finite number.
+
+    Args:
+        least: the smallest number allowed.
+        most: the largest number allowed.
+        open_below: whether the number must be above `least`.
+    """
 
     def read(text: str) -> float:
         value = float(text)

@@ -12,10 +12,18 @@ from .registry import OPTIMIZERS
 
 
 def parse(optimizer: str, text: str) -> dict[str, Any]:
-    """Read optimizer options: {name in the library: value}. Raises ValueError that lists everything that cannot be
-    read.
+    """Read optimizer options.
 
-    Entries `name = value` are separated by commas or lines. Two numbers of one value may be separated by a comma too.
+    Args:
+        optimizer: the optimizer that they are for.
+        text: entries `name = value`, separated by commas or lines. Two numbers of one value may be separated by a
+            comma too.
+
+    Returns:
+        {name in the library: value}.
+
+    Raises:
+        ValueError: listing everything that cannot be read.
     """
     record = OPTIMIZERS.get(optimizer)
     entries, errors = _entries(text)

@@ -28,7 +28,15 @@ class Network(Protocol):
 
 
 def autocast_type(settings: OptimizerSettings, network: Network) -> torch.dtype | None:
-    """The type that a forward pass is cast to; None where it computes in the model's own types."""
+    """The type that a forward pass is cast to.
+
+    Args:
+        settings: the training precision.
+        network: the model, which knows what auto means on its device.
+
+    Returns:
+        None where it computes in the model's own types.
+    """
     if settings.precision in ("bf16", "full-bf16"):
         return torch.bfloat16
     if settings.precision == "fp16":
@@ -39,7 +47,12 @@ def autocast_type(settings: OptimizerSettings, network: Network) -> torch.dtype 
 
 
 def autocast(settings: OptimizerSettings, network: Network) -> AbstractContextManager[Any]:
-    """The autocast context of a forward pass."""
+    """The autocast context of a forward pass; on tensors without memory it only casts shapes.
+
+    Args:
+        settings: the training precision.
+        network: the model.
+    """
     dtype = autocast_type(settings, network)
     if dtype is None:
         return nullcontext()
@@ -70,12 +83,24 @@ class LossScale:
             self.scale, self._good_steps = saved[f"{_SLOT}/scale"].item(), int(saved[f"{_SLOT}/count"])
 
     def scale_loss(self, loss: Tensor) -> Tensor:
-        """The loss to call backward on."""
+        """The loss to call backward on.
+
+        Args:
+            loss: a tensor without dimensions.
+        """
         return loss * self.scale
 
     @torch.no_grad()
     def unscale_(self, trained: Mapping[str, Tensor]) -> bool:
-        """Divide the gradients by the scale; returns whether every gradient is finite. Otherwise the scale falls."""
+        """Divide the gradients by the scale. Where one is not finite, the scale is halved and the step has to be made
+        again.
+
+        Args:
+            trained: the trained tensors by name; their `.grad` changes.
+
+        Returns:
+            Whether every gradient is finite.
+        """
         gradients = [tensor.grad for tensor in trained.values() if tensor.grad is not None and tensor.grad.numel()]
         if not gradients:
             return True

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
 from . import options
 from .block_rates import parse_block_rates
@@ -18,7 +18,7 @@ OFFLOADS = ("none", "activations", "optimizer", "layers")
 COMPILED = ("off", "blocks")
 
 # Settings for speed and memory that do not change the result: a run stays the same run when they change.
-SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward"})
+SPEED_ONLY = frozenset({"checkpointing", "offload", "fused_backward", "swapped_blocks"})
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class OptimizerSettings:
       (LoRA+, 2402.12354); `scale_lr`: all rates by (batch * accumulation)^0.55.
     - `options`: options of the optimizer's library (options.py).
     - `compile`: whether the model's blocks run under torch.compile, which rounds otherwise.
+    - `swapped_blocks`: with offload layers, how many blocks wait in host memory (0: as few as the plan allows).
     """
 
     optimizer: str = setting(
@@ -141,6 +142,7 @@ class OptimizerSettings:
         ai_toolkit="train.gradient_accumulation",
         onetrainer="Accumulation Steps",
         everydream2="--grad_accum",
+        lunnova="accumulate_grad_batches",
     )
     clip_norm: float = setting(
         "maximum gradient norm",
@@ -184,6 +186,7 @@ class OptimizerSettings:
         advanced=True,
         kohya=("--mixed_precision, --full_bf16", "`bf16`, `full-bf16`"),
         ai_toolkit="train.dtype",
+        lunnova=("precision: 16", "`fp16`"),
         onetrainer=("Train Data Type, LoRA Weight Data Type", "one for both, and data type of Save LoRA for the file"),
     )
     checkpointing: bool = setting(
@@ -199,16 +202,17 @@ class OptimizerSettings:
         "offload to CPU memory",
         "none",
         "What to keep in CPU memory when you train on a GPU. activations: what the backward pass needs. optimizer:"
-        " the optimizer state. layers: the frozen model weights (use it with gradient checkpointing). Saves GPU"
-        " memory; slower, same result.",
+        " the optimizer state. layers: as many blocks of the frozen model as do not fit (use it with gradient"
+        " checkpointing). Saves GPU memory; slower, same result.",
         choices=OFFLOADS,
         advanced=True,
         kohya=(
-            "--blocks_to_swap, --cpu_offload_checkpointing",
-            "`layers`, all of them, as there is no number; `activations`, with gradient checkpointing",
+            "--cpu_offload_checkpointing",
+            "`activations`, with gradient checkpointing",
         ),
-        ai_toolkit=("model.layer_offloading", "`layers`, all of them, without a percentage"),
-        onetrainer=("Layer Offload Fraction, Offload Activations", "`layers`, all or none; `activations`"),
+        ai_toolkit=("model.layer_offloading", "`layers`"),
+        onetrainer=("Offload Activations", "`activations`"),
+        lunnova=("offload_optimizer", "`optimizer`: deepspeed's ZeRO-Offload"),
     )
     scale_lr: bool = setting(
         "scale rate with batch size",
@@ -253,13 +257,21 @@ class OptimizerSettings:
         advanced=True,
         kohya=("--torch_compile", "`blocks`, as musubi-tuner's `--compile`"),
     )
+    swapped_blocks: int = setting(
+        "blocks in CPU memory",
+        0,
+        "With offload layers: how many blocks of the model wait in CPU memory. 0 is auto: as few as the plan of the"
+        " step allows, from what is free. Set a number if memory runs out or is left over. Same result.",
+        low=0,
+        high=1000,
+        advanced=True,
+        kohya=("--blocks_to_swap", "with offload to CPU memory `layers`; 0 is auto. musubi-tuner's has the same name"),
+        ai_toolkit=("model.layer_offloading_transformer_percent", "a number of blocks, not a share"),
+        onetrainer=("Layer Offload Fraction", "a number of blocks, not a share; 0 is auto"),
+    )
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            errors = [*_exclusions(self), *_unreadable(self)]
-        if errors:
-            raise ValueError("Optimizer Settings: " + "; ".join(errors) + ".")
+        check_values(self, "Optimizer Settings", _exclusions, _unreadable)
 
     def identity(self) -> dict[str, Any]:
         """The settings that change the result, as plain values."""
@@ -272,7 +284,15 @@ class OptimizerSettings:
 
 
 def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
-    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks."""
+    """The settings of a step on several ranks: the accumulation is multiplied by the number of ranks.
+
+    Args:
+        settings: those of one rank.
+        ranks: how many processes train together.
+
+    Raises:
+        ValueError: where ranks could not add up their gradients in time.
+    """
     if ranks > 1 and settings.fused_backward:
         raise ValueError(
             f"Optimizer Settings: fused backward pass moves a weight before {ranks} ranks could add up their gradients:"
@@ -282,7 +302,12 @@ def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSetti
 
 
 def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
-    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state."""
+    """Whether one can resume from the other's optimizer state: the same optimizer with the same layout of its state.
+
+    Args:
+        left: the settings before.
+        right: the settings from here on.
+    """
     return left.optimizer == right.optimizer and _state_layout(left) == _state_layout(right)
 
 

@@ -133,7 +133,14 @@ class OptimizerStepper:
         for part in self.record.parts:
             names = [name for name, tensor in self._moving().items() if self._part_of(name, tensor) == part]
             for piece_names in self._split(names):
-                pieces.append(self._piece(piece_names, part))
+                by_ratio: dict[float, list[str]] = {}
+                for name in piece_names:
+                    by_ratio.setdefault(self._ratios[name], []).append(name)
+                groups, ordered_names = [], []
+                for ratio, members in by_ratio.items():
+                    groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
+                    ordered_names += members
+                pieces.append(_Piece(build(self.settings, groups, part), tuple(ordered_names)))
         return pieces
 
     def _part_of(self, name: str, tensor: Tensor) -> str:
@@ -162,17 +169,6 @@ class OptimizerStepper:
             pieces[-1].append(name)
             free_elements -= count
         return pieces
-
-    def _piece(self, names: Sequence[str], part: str) -> _Piece:
-        """An optimizer for some tensors, with a parameter group for each learning rate ratio."""
-        by_ratio: dict[float, list[str]] = {}
-        for name in names:
-            by_ratio.setdefault(self._ratios[name], []).append(name)
-        groups, ordered_names = [], []
-        for ratio, members in by_ratio.items():
-            groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
-            ordered_names += members
-        return _Piece(build(self.settings, groups, part), tuple(ordered_names))
 
     # --- the state ----------------------------------------------------------------------------------------------------
 
@@ -274,7 +270,12 @@ class OptimizerStepper:
         return self.settings.fused_backward
 
     def prepare(self, rate: float, step: int) -> None:
-        """Begin step `step` with this learning rate, and drop the gradients of an earlier step."""
+        """Begin a step, and drop the gradients of an earlier one.
+
+        Args:
+            rate: the learning rate of the step.
+            step: its number, 0 is the first.
+        """
         self._rate, self._step = rate, step
         self._stepped.clear()
         self._norms.clear()
@@ -314,7 +315,15 @@ class OptimizerStepper:
         return norm
 
     def norm_and(self, losses: Sequence[Tensor]) -> list[float]:
-        """The same, and then these losses as numbers: all are read from the device together."""
+        """Clip the gradients; their norm before that, and some losses, as numbers: all are read from the device
+        together.
+
+        Args:
+            losses: tensors without dimensions.
+
+        Returns:
+            [norm, *losses].
+        """
         gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
         if self.early or self.half:
             return self._norm_in_pieces(list(gradients.values()), losses)

@@ -12,12 +12,10 @@ from ..optimizers.settings import OptimizerSettings
 from ..trainable.settings import AdapterSettings
 from .estimate import GB, Estimate, Plan, describe_method, estimate
 from .facts import Device, ModelFacts, Pictures
-from .fit import SIZES, USABLE, Fit, fit
+from .fit import USABLE, Fit, fit
 from .published import GENERAL, PublishedRecipe, published_for
+from .wish import AUTO, STRENGTHS, Wish
 
-AUTO = "auto"
-MEMORIES = (AUTO, *(f"{size} GB" for size in SIZES))
-STRENGTHS = {"light": 0.5, "normal": 1.0, "strong": 2.0}  # times the published learning rate
 OWN = "Graft's own rule"
 _AVERAGED_STEPS = 20  # of AI-Toolkit's 2000: its decay 0.99 reaches back 100 steps, 1 / 20 of the run
 _TOOLKIT_EMA = "AI-Toolkit, config/examples/train_lora_flux_24gb.yaml"
@@ -76,30 +74,6 @@ GOALS = {
         advice="for a concept, use many different pictures and captions that tell it from what else is in them",
     ),
 }
-
-
-@dataclass(frozen=True)
-class Wish:
-    """What the user asked for."""
-
-    goal: str = "subject"
-    memory: str = AUTO
-    strength: str = "normal"
-    steps: int = 2000
-
-    def __post_init__(self) -> None:
-        errors = []
-        for label, value, choices in (
-            ("goal", self.goal, tuple(GOALS)),
-            ("memory", self.memory, MEMORIES),
-            ("strength", self.strength, tuple(STRENGTHS)),
-        ):
-            if value not in choices:
-                errors.append(f"{label} is {value!r}, expected one of {', '.join(choices)}")
-        if self.steps < 1:
-            errors.append(f"steps is {self.steps}, expected 1 or more")
-        if errors:
-            raise ValueError("Training Recipe: " + "; ".join(errors) + ".")
 
 
 @dataclass(frozen=True)
@@ -335,7 +309,10 @@ class _Writer:
         else:
             note("gradient checkpointing", "off", "the step fits without it, and is faster so", "the estimate above")
         if plan.layers_on_host:
-            reason = "the model's blocks wait in CPU memory until they compute; slower, same result"
+            reason = (
+                "blocks of the model wait in CPU memory until they compute, as few as fit beside the step; slower, same"
+                " result"
+            )
             note("offload to CPU memory", "layers", reason, f"{_KOHYA_MEMORY} (blocks_to_swap)")
         else:
             note("offload to CPU memory", "none", "the step fits without it", "the estimate above")
@@ -397,7 +374,8 @@ def _hints(facts: ModelFacts, published: PublishedRecipe, goal: Goal, fitted: Fi
     hints = [goal.advice]
     if published.note and published is not GENERAL:
         hints.append(published.note)
-    is_tight = fitted.estimate.total > 0.8 * USABLE * memory
+    least = fitted.estimate.total - fitted.plan.kept_blocks * facts.largest_block
+    is_tight = least > 0.8 * USABLE * memory
     if facts.has_todo and (fitted.plan.largest(facts).resolution >= 1024 or is_tight):
         hints.append("Apply ToDo in front of Start Training saves time and memory at this resolution")
     if fitted.plan.layers_on_host:

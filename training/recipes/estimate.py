@@ -24,7 +24,8 @@ class Plan:
 
     `number_bytes`: of a number that autograd keeps. `compute`: the type that layers compute in, by torch's name of it;
     None where that is the model's own. Where the device has memory of its own (not `shares_memory`), frozen weights are
-    cast to it once.
+    cast to it once. `kept_blocks`: how many blocks stay on the device with layers on the host, beside the two that come
+    and go.
     """
 
     optimizer: str
@@ -37,6 +38,7 @@ class Plan:
     checkpointing: bool = False
     average_on_host: bool = False
     layers_on_host: bool = False
+    kept_blocks: int = 0
     bf16_weights: bool = False
     compute: str | None = "bfloat16"
     shares_memory: bool = False
@@ -85,9 +87,9 @@ def estimate(facts: ModelFacts, plan: Plan) -> Estimate:
 
 
 def _weights(facts: ModelFacts, plan: Plan) -> float:
-    """With layers in host memory: what is outside the blocks, the block that computes and the next one."""
+    """With layers in host memory: what is outside the blocks, those that stay, and two that come and go."""
     if plan.layers_on_host:
-        return min(facts.weight_bytes, facts.outside + 2 * facts.largest_block)
+        return min(facts.weight_bytes, facts.outside + (2 + plan.kept_blocks) * facts.largest_block)
     bytes_then = facts.weight_bytes
     for name, count in facts.types.items():
         if plan.compute is not None and _is_cast_once(name, plan):

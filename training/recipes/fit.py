@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 from .estimate import GB, Estimate, Plan, estimate
 from .facts import Device, ModelFacts
+from .wish import SIZES
 
 USABLE = 0.9  # of the memory; the rest is for the driver, the desktop and gaps between tensors
 WORTH = 0.01  # a saving below this share of the step is left out
-SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
 SMALL_RANK = 8
 ORDER = (  # of the savings, those that cost least first; here and in `run.memory_savings`
     "gradient checkpointing",
@@ -35,59 +36,30 @@ class Fit:
     savings: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class _Saving:
-    setting: str
-    apply: Callable[[Plan], Plan]
-
-
-def _checkpointing(plan: Plan) -> Plan:
-    return replace(plan, checkpointing=True)
-
-
-def _small_batch(plan: Plan) -> Plan:
-    return replace(plan, batch_size=1, accumulation=plan.batch_size * plan.accumulation)
-
-
-def _average_on_host(plan: Plan) -> Plan:
-    return replace(plan, average_on_host=True)
-
-
-def _adafactor(plan: Plan) -> Plan:
-    return replace(plan, optimizer="adafactor")
-
-
-def _layers(plan: Plan) -> Plan:
-    return replace(plan, layers_on_host=True, checkpointing=True)  # without it the backward pass keeps the layers
-
-
-def _bf16(plan: Plan) -> Plan:
-    return replace(plan, bf16_weights=True)
-
-
-def _small_rank(plan: Plan) -> Plan:
-    return replace(plan, rank=min(plan.rank, SMALL_RANK))
-
-
-_APPLY: Mapping[str, Callable[[Plan], Plan]] = {
-    "gradient checkpointing": _checkpointing,
-    "batch size": _small_batch,
-    "store average on": _average_on_host,
-    "optimizer": _adafactor,
-    "offload to CPU memory: layers": _layers,
-    "training precision": _bf16,
-    "rank (dim)": _small_rank,
-}
 _WHERE_MEMORY_IS_SHARED = ("gradient checkpointing", "batch size", "rank (dim)")
 
 
-def _savings(device: Device) -> Sequence[_Saving]:
-    names = [name for name in ORDER if name in _APPLY]
+def _changes(plan: Plan) -> dict[str, dict[str, Any]]:
+    """What each saving changes of a plan."""
+    return {
+        "gradient checkpointing": {"checkpointing": True},
+        "batch size": {"batch_size": 1, "accumulation": plan.batch_size * plan.accumulation},
+        "store average on": {"average_on_host": True},
+        "optimizer": {"optimizer": "adafactor"},
+        # Without checkpointing the backward pass keeps the layers.
+        "offload to CPU memory: layers": {"layers_on_host": True, "checkpointing": True},
+        "training precision": {"bf16_weights": True},
+        "rank (dim)": {"rank": min(plan.rank, SMALL_RANK)},
+    }
+
+
+def _savings(wanted: Plan, device: Device) -> Sequence[str]:
+    names = [name for name in ORDER if name in _changes(wanted)]
     if device.shares_memory:
-        names = [name for name in names if name in _WHERE_MEMORY_IS_SHARED]
-    elif not device.bf16:
+        return [name for name in names if name in _WHERE_MEMORY_IS_SHARED]
+    if not device.bf16:
         names.remove("training precision")
-    return [_Saving(name, _APPLY[name]) for name in names]
+    return names
 
 
 def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
@@ -95,30 +67,39 @@ def fit(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     found = _choose_savings(facts, wanted, device, memory)
     if found.estimate.total > USABLE * memory:
         raise ValueError(_too_large(facts, found, wanted, device, memory))
-    return found
+    return _keep_blocks(facts, found, memory)
+
+
+def _keep_blocks(facts: ModelFacts, found: Fit, memory: int) -> Fit:
+    """With layers in host memory as many blocks stay on the device as there is room for."""
+    if not found.plan.layers_on_host or not facts.largest_block:
+        return found
+    room = min(USABLE * memory - found.estimate.total, facts.weight_bytes - facts.outside - 2 * facts.largest_block)
+    plan = replace(found.plan, kept_blocks=max(0, int(room // facts.largest_block)))
+    return replace(found, plan=plan, estimate=estimate(facts, plan))
 
 
 def _choose_savings(facts: ModelFacts, wanted: Plan, device: Device, memory: int) -> Fit:
     """The first savings that are enough, or all of them, without those that a later one has made needless."""
-    taken: list[_Saving] = []
-    for saving in _savings(device):
+    taken: list[str] = []
+    for saving in _savings(wanted, device):
         size = _apply(wanted, taken, facts).estimate.total
         if size <= USABLE * memory:
             break
         if size - _apply(wanted, [*taken, saving], facts).estimate.total >= WORTH * size:
             taken.append(saving)
     for saving in reversed(taken):
-        others = [other for other in taken if other is not saving]
+        others = [other for other in taken if other != saving]
         if _apply(wanted, others, facts).estimate.total <= USABLE * memory:
             taken = others
     return _apply(wanted, taken, facts)
 
 
-def _apply(wanted: Plan, savings: Sequence[_Saving], facts: ModelFacts) -> Fit:
+def _apply(wanted: Plan, savings: Sequence[str], facts: ModelFacts) -> Fit:
     plan = wanted
     for saving in savings:
-        plan = saving.apply(plan)
-    return Fit(plan, estimate(facts, plan), tuple(saving.setting for saving in savings))
+        plan = replace(plan, **_changes(plan)[saving])
+    return Fit(plan, estimate(facts, plan), tuple(savings))
 
 
 def _too_large(facts: ModelFacts, least: Fit, wanted: Plan, device: Device, memory: int) -> str:

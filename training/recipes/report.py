@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from .choose import AUTO, Choice, Recipe, Wish
+from .choose import Choice, Recipe
 from .estimate import GB
 from .facts import Device, ModelFacts, Pictures
 from .fit import USABLE
 from .published import PUBLISHED, published_for
+from .wish import AUTO, Wish
 
 
 def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str:
     """The report of the node."""
+    parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in recipe.estimate.parts.items())
+    estimate = f"estimate: {recipe.estimate.total / GB:.2f} GB for a step ({parts})"
+    if recipe.unsaved.total > recipe.estimate.total:
+        estimate += f"; {recipe.unsaved.total / GB:.2f} GB without the savings below"
     lines = [
         f"recipe for {facts.title or 'an unknown model'}, {facts.parameters:,} parameters, predicts"
         f" {facts.prediction}; goal {wish.goal}, strength {wish.strength}, {wish.steps} steps",
         _family(facts),
         _memory(recipe, wish, device),
         _pictures(recipe, facts),
-        _estimate(recipe),
+        estimate,
         f"how: {recipe.method}",
     ]
     sources = list(dict.fromkeys(choice.source for choice in recipe.choices))
@@ -69,14 +74,6 @@ def _size(kind: Pictures) -> str:
     text = f"{kind.resolution} x {kind.resolution} pixels"
     if kind.batch_size:
         text += f" (in batches of their own, of {kind.batch_size})"
-    return text
-
-
-def _estimate(recipe: Recipe) -> str:
-    parts = ", ".join(f"{name} {size / GB:.2f}" for name, size in recipe.estimate.parts.items())
-    text = f"estimate: {recipe.estimate.total / GB:.2f} GB for a step ({parts})"
-    if recipe.unsaved.total > recipe.estimate.total:
-        text += f"; {recipe.unsaved.total / GB:.2f} GB without the savings below"
     return text
 
 

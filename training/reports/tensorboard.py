@@ -1,14 +1,19 @@
-"""Event files for TensorBoard, with the optional package `tensorboard`: the measurements of each step, as scalars."""
+"""Event files for TensorBoard, with the optional package `tensorboard`: the measurements of each step as scalars, and
+the previews.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from ...storage.disk_errors import explain_disk_errors
+from ...storage.printable import pip_install
 from ..run.workspace import HeldOutLoss, StepResult
 
 
@@ -16,17 +21,19 @@ def check() -> None:
     """Raise ValueError that says what to install when the package is missing."""
     if importlib.util.find_spec("tensorboard") is None:
         raise ValueError(
-            "Train Step: write TensorBoard logs is on and the package is not installed: pip install tensorboard, or"
-            " switch it off."
+            f"Train Step: write TensorBoard logs is on and the package is not installed: {pip_install('tensorboard')},"
+            " or switch it off."
         )
 
 
 class Writer:
-    """Writes a run's scalars into `folder`; a run that goes on from an earlier step replaces what came after it."""
+    """Writes a run's scalars and pictures into `folder`, to disk every so many `seconds`; a run that goes on from an
+    earlier step replaces what came after it.
+    """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, seconds: int = 120) -> None:
         check()
-        self.folder = folder
+        self.folder, self.seconds = folder, seconds
         self.writer: Any = None
 
     def write(self, step: int, moved: StepResult, validation: HeldOutLoss | None) -> None:
@@ -43,12 +50,22 @@ class Writer:
         if moved.seconds:
             values["steps a second"] = 1 / moved.seconds
         with self._name_errors():
-            if self.writer is None:
-                from torch.utils.tensorboard import SummaryWriter
-
-                self.writer = SummaryWriter(str(self.folder), purge_step=step)
+            writer = self._open(step)
             for name, value in values.items():
-                self.writer.add_scalar(name, value, step)
+                writer.add_scalar(name, value, step)
+
+    def write_pictures(self, step: int, name: str, pictures: Iterable[Tensor]) -> None:
+        """Pictures (h, w, 3) in 0..1 of one step, under a name. Raises OSError as `write` does."""
+        with self._name_errors():
+            for number, picture in enumerate(pictures):
+                self._open(step).add_image(f"{name}/{number}", picture.clamp(0, 1), step, dataformats="HWC")
+
+    def _open(self, step: int) -> Any:
+        if self.writer is None:
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.writer = SummaryWriter(str(self.folder), purge_step=step, flush_secs=self.seconds)
+        return self.writer
 
     def close(self) -> None:
         """Write what is left. Raises OSError as `write` does."""

@@ -32,10 +32,11 @@ def beginning(
     sigma: Callable[[Tensor], Tensor] | None = None,
     training_only: str = "",
     takes_picture: bool = False,
+    ranks: int = 1,
 ) -> str:
     """The report of GraftTrainStart: a run before its first step. `sigma` gives the noise levels of a flow model at
     timesteps, with its shift; `training_only` is the report on the training-only LoRA; `takes_picture` whether the
-    model takes a picture beside the noise.
+    model takes a picture beside the noise; `ranks` is how many share the batches of a step.
     """
     settings = state.settings.optimizer
     rounds = batches_per_epoch(dataset, settings.batch_size) / settings.accumulation
@@ -50,6 +51,7 @@ def beginning(
             f"batch {_batch_sizes(dataset, settings.batch_size)} x {settings.accumulation}"
         ),
         *remarks(settings),
+        *_accumulation(settings.accumulation // ranks),
         *objective_remarks(state.settings.objective),
         *_open_schedule(settings),
         *_own_batch_sizes(dataset, settings),
@@ -74,6 +76,17 @@ def beginning(
     if unhashed:
         lines.append("results are neither stored nor reused, because these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
+
+
+def _accumulation(batches: int) -> list[str]:
+    """What to expect of gradient accumulation."""
+    if batches < 2:
+        return []
+    return [
+        f"gradient accumulation: a step takes {batches} batches, and every image in them counts the same. It saves"
+        " memory, not time. With 6 to 8 images and more in a batch others saw worse images with it: set it to 1 if you"
+        " do"
+    ]
 
 
 def _what_is_trained(state: TrainState) -> list[str]:

@@ -119,15 +119,13 @@ class BatchSchedule:
 
 def captions_vary(dataset: Dataset) -> bool:
     """Whether captions are drawn anew in each step, or encoded with pictures, so that they are encoded before it."""
-    return any(_needs_preparation(image) for source in _sources(dataset) for image in source.images)
+    return any(
+        image.caption_template is not None or any(image.seen) for source in _sources(dataset) for image in source.images
+    )
 
 
 def _sources(dataset: Dataset) -> list[Dataset]:
     return [source for source in (dataset, dataset.regularization) if source is not None]
-
-
-def _needs_preparation(image: DatasetImage) -> bool:
-    return image.caption_template is not None or any(image.seen)
 
 
 def _describe_item(one: BatchItem) -> str:

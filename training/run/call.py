@@ -51,18 +51,28 @@ def run(
     keep: str = "last",
     say: Callable[[str], object] | None = None,
 ) -> Outcome:
-    """Train `steps` more steps from `state`, or take them from the store if they are there already.
+    """Train more steps from a state, or take them from the store if they are there already.
 
-    The model is loaded only if there is something to train.
+    The model is loaded only if there is something to train. With total_steps 0 the schedule ends with these steps.
+    After an interruption or a full disk the whole steps so far are kept as a snapshot, and the same call later resumes
+    from it. Every rank of a group makes this call; only the first has the store, shows, validates and saves.
 
-    The caller sets `callbacks` without those that save states; they are added here. `keep` says which states are kept
-    beside the last: `best` also the one with the lowest held-out loss, `every` that and every snapshot. `say` is told
-    at once that a file of the dataset has changed, or that the steps do not end with their schedule; the report repeats
-    it. With total_steps 0 the schedule ends with these steps. Raises what `callbacks.on_step` raises (an
-    interruption) and OSError of the store (a full disk); the whole steps so far are then kept as a snapshot, and the
-    same call later resumes from it. Raises Stopped when the loss is not finite or memory runs out, FolderInUse when
-    another process works on the same run. Every rank of a group makes this call; only the first has the store, shows,
-    validates and saves.
+    Args:
+        state: where to begin.
+        steps: how many steps more.
+        opened: loads the model, for training.
+        dataset: what to train on.
+        store: the run's folder; None keeps nothing.
+        callbacks: what is called between steps, without those that save states: they are added here.
+        keep: which states are kept beside the last: `best` also the one with the lowest held-out loss, `every` that and
+            every snapshot.
+        say: is told at once that a file of the dataset has changed, or that the steps do not end with their schedule;
+            the report repeats it.
+
+    Raises:
+        Stopped: where the loss is not finite or memory runs out.
+        FolderInUse: where another process works on the same run.
+        OSError: of the store, as of a full disk; and whatever `callbacks.on_step` raises.
     """
     if keep not in KEEPS:
         raise ValueError(f"states to keep is {keep!r}, expected one of {', '.join(KEEPS)}.")
@@ -88,7 +98,9 @@ def open_call(
     keep: str = "last",
     say: Callable[[str], object] | None = None,
 ) -> Call:
-    """The call that `run` makes, not begun yet. The run's folder is locked until `stack` is closed."""
+    """The call that `run` makes, not begun yet. The run's folder is locked until `stack` is closed; the other arguments
+    are those of `run`.
+    """
     state = plan_schedule(state, state.step + steps)
     group, callbacks = process_group.current(), callbacks or Callbacks()
     is_sharded = placement_for(state, group).is_sharded
@@ -104,15 +116,12 @@ def open_call(
                 "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
                 " every N steps to 0."
             )
-        if is_sharded and keep == "every":
+        if is_sharded and (keep == "every" or callbacks.keep_every):
             raise ValueError(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                " to best or last."
+                " to best or last, and keep a state every N steps to 0."
             )
-        if store is not None:
-            warning = stack.enter_context(folder_lock(store.folder))
-            if warning:
-                call.notes.append(warning)
+        call.lock(stack)
     return call
 
 
@@ -155,6 +164,13 @@ class Call:
     def target(self) -> str:
         """The key of the state that the call leads to."""
         return target_key(self.state, self.steps)
+
+    def lock(self, stack: ExitStack) -> None:
+        """Lock the run's folder until `stack` is closed: a call that pauses between two pieces locks it for each."""
+        if self.store is not None:
+            warning = stack.enter_context(folder_lock(self.store.folder))
+            if warning:
+                self._note_once(warning)
 
     def run(self) -> Outcome:
         """Resume from the store, train what is left, and store the result."""
@@ -276,17 +292,13 @@ class Call:
             with ExitStack() as stack:
                 with self.group.raise_together():
                     denoiser = stack.enter_context(self.open_model())
-                    self._note_base(denoiser)
+                    adapter = self.at.start.adapter
+                    if adapter.quantized_base:
+                        self._note_once(remark(denoiser.module, adapter.base_weights))
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
             raise Stopped(f"{error}{self._describe_folder(error.state)}", error.state) from error
         self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
-
-    def _note_base(self, denoiser: Denoiser) -> None:
-        """Note which layers of the base are quantized, if that was asked for."""
-        adapter = self.at.start.adapter
-        if adapter.quantized_base:
-            self._note_once(remark(denoiser.module, adapter.base_weights))
 
     def _note_once(self, remark: str) -> None:
         """A call may train in several pieces, which have the same to say."""
@@ -344,7 +356,9 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif self.keep == "every" and is_due(state.step, callbacks.snapshot_every):
+            elif is_due(state.step, callbacks.keep_every) or (
+                self.keep == "every" and is_due(state.step, callbacks.snapshot_every)
+            ):
                 store.save(state, "snapshot")
             else:
                 store.save_partial(state, self.target)
@@ -353,7 +367,15 @@ class Call:
         def best(state: TrainState) -> None:
             store.save_best(state, self.state.step)
 
+        def asked(state: TrainState) -> None:
+            store.save(state, "snapshot")
+            self._saved_step, self._saved_at = state.step, time.monotonic()
+            self._note_once(f"saved at step {state.step} as asked: ask for that many steps to get this state")
+            if callbacks.save_asked is not None:
+                callbacks.save_asked(state)
+
         saving = replace(callbacks, save_snapshot=snapshot, save_average=partial(snapshots.write, store.folder))
+        saving = replace(saving, save_asked=asked)
         if self.keep == "last":
             return replace(saving, save_best=None)
         return replace(saving, save_best=best)
@@ -367,7 +389,12 @@ class Call:
 
 
 def target_key(state: TrainState, steps: int) -> str:
-    """The key of the state that `steps` more steps lead to; snapshots on the way are found under it."""
+    """The key of the state that more steps lead to; snapshots on the way are found under it.
+
+    Args:
+        state: where the steps begin.
+        steps: how many, with the state's settings.
+    """
     return state_key(state.start.digest, advance_position(state.position, state.settings.digest, steps))
 
 

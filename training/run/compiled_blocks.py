@@ -25,6 +25,7 @@ from ...patches.core.calls import around, has_other_forward
 from ...patches.core.ledger import open_entry
 from ...patches.token_downsampling.attention_override import OVERRIDE
 from ...patches.token_downsampling.unet import TRAINING
+from ...storage.printable import pip_install
 from ..memory.checkpointing import blocks
 from ..memory.saved_tensors import leave_modes
 
@@ -82,8 +83,8 @@ def check_compiler(device: torch.device) -> None:
             )
     elif device.type == "cuda" and not torch.utils._triton.has_triton():
         raise ValueError(
-            "Optimizer Settings: compile is blocks, and Triton is not there, which compiles for the GPU: install it"
-            " (pip install triton; on Windows triton-windows), or set compile to off."
+            "Optimizer Settings: compile is blocks, and Triton is not there, which compiles for the GPU:"
+            f" {pip_install('triton-windows' if os.name == 'nt' else 'triton')}, or set compile to off."
         )
 
 

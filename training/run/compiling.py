@@ -11,7 +11,7 @@ from collections import Counter
 from dataclasses import asdict, replace
 
 from ...storage.digest import sha256_of_json
-from ..data.dataset import Dataset, DatasetImage
+from ..data.dataset import Dataset
 from ..random_draws import generator
 from .batch_loader import BatchSchedule
 from .compiled_blocks import graph_breaks, kinds
@@ -43,7 +43,9 @@ class CompilationReport:
         started = time.perf_counter()
         try:
             for shape, image in work.loader.schedule.sizes().items():
-                _pass(work, _dataset_of_size(work.dataset, image, shape[0]))
+                alone = replace(image, repeats=1, batch_size=0, batch_id="")
+                batch = replace(work.dataset, images=(alone,) * shape[0], held_out=(), regularization=None, workers=0)
+                _pass(work, batch)
         except TorchDynamoException as error:
             raise ValueError(
                 "Optimizer Settings: compile is blocks, and torch.compile cannot compile this model"
@@ -85,12 +87,6 @@ def _run_of(work: Workspace) -> str:
     start, settings = work.start_state.start, asdict(work.start_state.settings.optimizer)
     how = {name: settings[name] for name in ("precision", "checkpointing", "offload")}
     return sha256_of_json({"model": start.model, "adapter": start.adapter.identity(), "how": how})
-
-
-def _dataset_of_size(dataset: Dataset, image: DatasetImage, count: int) -> Dataset:
-    """A dataset whose every batch has so many pictures of one size."""
-    alone = replace(image, repeats=1, batch_size=0, batch_id="")
-    return replace(dataset, images=(alone,) * count, held_out=(), regularization=None, workers=0)
 
 
 def _pass(work: Workspace, dataset: Dataset) -> None:

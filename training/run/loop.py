@@ -14,6 +14,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...patches.core.host_memory import pinned
 from ..data.dataset import Dataset
 from ..data.epoch_order import batch_sizes
 from ..distributed import process_group
@@ -44,7 +45,7 @@ class Callbacks:
     A callback may raise to end the loop (an interruption, a full disk).
 
     `on_begin(state)` gets the state that `run` goes on from, which may come from the store. `on_step(step, result,
-    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` steps,
+    validation)` runs after every step. `save_snapshot(state)` runs every `snapshot_every` and every `keep_every` steps,
     or when `snapshot_minutes` have passed since the last snapshot (0 is never), and before an exception leaves the
     loop; where ranks shard the trained tensors, each gets its own rows. `save_best(state)` runs when the held-out loss
     (of the running average, if the run has one) is the lowest so far. `preview(denoiser, step, average, at_strength)`
@@ -54,7 +55,9 @@ class Callbacks:
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
-    after the last whole step is kept. `note` gets sentences for the report.
+    after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
+    `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
+    `preview`, at this step too.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -66,8 +69,11 @@ class Callbacks:
     raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
+    take_wish: Callable[[str], bool] | None = None
+    save_asked: Callable[[TrainState], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
+    keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
 
@@ -75,14 +81,27 @@ class Callbacks:
 def train(
     state: TrainState, denoiser: Denoiser, dataset: Dataset, steps: int, callbacks: Callbacks | None = None
 ) -> TrainState:
-    """Trains `steps` steps from `state` and returns the new state; fewer steps when `callbacks.should_stop` says so.
+    """Train some steps from a state.
 
     Equal input gives equal bytes on the CPU, and two calls of a and b steps equal one of a + b. Validation runs at step
     0 and at every multiple of `validate_every`, however the steps are cut into calls. On an exception the state after
-    the last whole step goes to `callbacks.save_snapshot` and the exception goes on. A loss that is not finite, and
-    memory that runs out, raise Stopped with that state. The global generator, gradients, modes, flags and weights of
-    the model are left as they were. Every rank of a group (`process_group.group`) makes this call with the same state;
-    what one rank raises, all raise, as RemoteRankError where it was another.
+    the last whole step goes to `callbacks.save_snapshot` and the exception goes on. The global generator, gradients,
+    modes, flags and weights of the model are left as they were. Every rank of a group (`process_group.group`) makes
+    this call with the same state; what one rank raises, all raise, as RemoteRankError where it was another.
+
+    Args:
+        state: where to begin.
+        denoiser: the model, on its device.
+        dataset: what to train on.
+        steps: how many steps; fewer are made when `callbacks.should_stop` says so.
+        callbacks: what is called between steps.
+
+    Returns:
+        The state after the steps.
+
+    Raises:
+        Stopped: where a loss is not finite or memory runs out, with the last good state.
+        ValueError: where settings, model and dataset do not fit each other, or `steps` is below 0.
     """
     callbacks = callbacks or Callbacks()
     if steps < 0:
@@ -91,6 +110,7 @@ def train(
         return state
     until = state.step + steps
     with torch.inference_mode(False):
+        pinned.begin_anew()
         with ExitStack() as stack:
             group = process_group.current()
             with group.raise_together():
@@ -104,6 +124,8 @@ def train(
             try:
                 with _compile(work, callbacks):
                     _train_until(work, until, callbacks)
+                if callbacks.note is not None and pinned.note:
+                    callbacks.note(pinned.note)
             except Diverged as error:
                 raise _stop_diverged(work, error, callbacks) from error
             except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
@@ -179,9 +201,13 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
 
 
 def is_something_due(state: TrainState, dataset: Dataset, callbacks: Callbacks) -> bool:
-    """Whether something is left to do at this very step, from a call that ended early.
+    """Whether something is left to do at this very step, from a call that ended early: it may have left a loss
+    unmeasured or averages unsaved.
 
-    It may have left a loss unmeasured or averages unsaved.
+    Args:
+        state: where the run is.
+        dataset: with the images that are held out.
+        callbacks: how often what is called.
     """
     ema = state.start.ema
     if ema is not None and state.step and is_due(state.step, ema.snapshots):
@@ -225,17 +251,25 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
-        result = _timed_step(work)
+        started = time.perf_counter()
+        result = advance_(work)
+        result = replace(result, seconds=time.perf_counter() - started)
+        work.count_seconds(result.seconds)
         validation = None
         if is_due(work.step, callbacks.validate_every):
             validation = _validate(work, callbacks)
         _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
-        due = _snapshot_is_due(work, callbacks, saved_at)
+        is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
+        if work.placement.is_sharded:
+            is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
+        due = is_late or is_due(work.step, callbacks.snapshot_every) or is_due(work.step, callbacks.keep_every)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
             saved_at = time.monotonic()
+        if callbacks.save_asked is not None and work.step < until and _is_asked(callbacks, "save"):
+            callbacks.save_asked(work.state())
         _preview(work, callbacks)
         if callbacks.on_step is not None:
             callbacks.on_step(work.step, result, validation)
@@ -243,20 +277,8 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
             break
 
 
-def _timed_step(work: Workspace) -> StepResult:
-    started = time.perf_counter()
-    result = advance_(work)
-    result = replace(result, seconds=time.perf_counter() - started)
-    work.count_seconds(result.seconds)
-    return result
-
-
-def _snapshot_is_due(work: Workspace, callbacks: Callbacks, saved_at: float) -> bool:
-    """Whether a snapshot is due by steps or minutes; of ranks that shard the tensors the first one's clock counts."""
-    is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
-    if work.placement.is_sharded:
-        is_late = work.group.broadcast_flag(is_late)
-    return is_late or is_due(work.step, callbacks.snapshot_every)
+def _is_asked(callbacks: Callbacks, what: str) -> bool:
+    return callbacks.take_wish is not None and callbacks.take_wish(what)
 
 
 def _save_averages(work: Workspace, callbacks: Callbacks) -> None:
@@ -284,7 +306,9 @@ def _validate(work: Workspace, callbacks: Callbacks) -> HeldOutLoss | None:
 @torch.no_grad()
 def _preview(work: Workspace, callbacks: Callbacks) -> None:
     """Lets the caller sample with the current weights, then with their average swapped in."""
-    if callbacks.preview is None or not is_due(work.step, callbacks.preview_every):
+    if callbacks.preview is None:
+        return
+    if not (is_due(work.step, callbacks.preview_every) or _is_asked(callbacks, "sample")):
         return
     with work.use_own_weights():
         with work.stepper.use_sampling_weights():

@@ -33,11 +33,13 @@ PARTS = (WEIGHTS, TRAINED, GRADIENTS, OPTIMIZER, ACTIVATIONS, AVERAGE)
 class MemoryPlan:
     """Bytes that a step takes on its device at its peak, by part: every name of PARTS.
 
-    `preview`: those in all while a preview as large as the largest picture is sampled with guidance.
+    `preview`: those in all while a preview as large as the largest picture is sampled with guidance. `blocks`: those of
+    each block of the model, if as few wait in host memory as there is room for; else empty.
     """
 
     parts: Mapping[str, int]
     preview: int = 0
+    blocks: tuple[int, ...] = ()
 
     @property
     def peak(self) -> int:
@@ -46,13 +48,25 @@ class MemoryPlan:
 
 
 def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool = False) -> MemoryPlan:
-    """The memory of a step of the largest batch, once the optimizer has its state.
+    """The memory of a step of the largest batch, once the optimizer has its state. The step runs on tensors without
+    memory.
 
-    The denoiser's `device` is the meta device, and so is a trained text encoder's; it stands for the host's memory if
-    `on_host`, where the model's own weights are beside quantized ones.
+    Args:
+        state: the run.
+        denoiser: its model. Its `device` is the meta device, and so is a trained text encoder's.
+        dataset: whose largest batch counts.
+        on_host: whether the meta device stands for the host's memory, where the model's own weights are beside
+            quantized ones.
+
+    Returns:
+        Bytes at the peak, by part.
     """
-    state = _limit_to_two_parts(_switch_off_compiling(_use_bf16_for_fp16(state)))
     optimizer = state.settings.optimizer
+    precision = optimizer.precision
+    if precision == "fp16":  # bf16 takes as much; a loss scale would ask tensors without memory for numbers
+        precision = "bf16"
+    # There is no code to compile for tensors without memory, and all micro-batches after the first take the same.
+    state = state.with_optimizer(precision=precision, compile="off", accumulation=min(2, optimizer.accumulation))
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
         stack.enter_context(FusedAttention())
@@ -84,7 +98,7 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
             counter.forget_peak()
             _preview(work)
             preview = counter.peak
-    return MemoryPlan(parts, preview)
+    return MemoryPlan(parts, preview, () if optimizer.swapped_blocks else work.block_sizes)
 
 
 @torch.no_grad()
@@ -100,32 +114,10 @@ def _preview(work: Workspace) -> None:
 def plan_in_main_memory(state: TrainState) -> TrainState:
     """The state as it takes memory where the model computes in main memory: nothing can be moved there."""
     optimizer, ema = state.settings.optimizer, state.start.ema
-    checkpointing = optimizer.checkpointing or optimizer.offload == "layers"
-    optimizer = replace(optimizer, offload="none", checkpointing=checkpointing)
-    if ema is not None:
-        ema = replace(ema, device="same")
-    return replace(state, start=replace(state.start, ema=ema), settings=replace(state.settings, optimizer=optimizer))
-
-
-def _use_bf16_for_fp16(state: TrainState) -> TrainState:
-    """fp16 as bf16, which takes as much: the loss scale, a few bytes, would ask tensors without memory for numbers."""
-    settings = state.settings
-    if settings.optimizer.precision != "fp16":
+    state = state.with_optimizer(offload="none", checkpointing=optimizer.checkpointing or optimizer.offload == "layers")
+    if ema is None:
         return state
-    return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, precision="bf16")))
-
-
-def _switch_off_compiling(state: TrainState) -> TrainState:
-    """The state with blocks that are not compiled: there is no code for tensors without memory."""
-    settings = state.settings
-    return replace(state, settings=replace(settings, optimizer=replace(settings.optimizer, compile="off")))
-
-
-def _limit_to_two_parts(state: TrainState) -> TrainState:
-    """The state with at most two micro-batches a step: all after the first take the same."""
-    settings = state.settings
-    optimizer = replace(settings.optimizer, accumulation=min(2, settings.optimizer.accumulation))
-    return replace(state, settings=replace(settings, optimizer=optimizer))
+    return replace(state, start=replace(state.start, ema=replace(ema, device="same")))
 
 
 @contextmanager
@@ -147,7 +139,12 @@ def _name_allocations(work: Workspace, counter: Allocations) -> Iterator[None]:
 
 
 def largest_batch(dataset: Dataset, batch_size: int) -> Dataset:
-    """A dataset whose every batch is the largest that `dataset` makes, with captions that do not vary."""
+    """A dataset whose every batch is the largest that another one makes, with captions that do not vary.
+
+    Args:
+        dataset: the other one.
+        batch_size: that of the run, for images without their own.
+    """
     image = max(dataset.images, key=lambda image: _size(image) * (image.batch_size or batch_size))
     size = image.batch_size or batch_size
     count = size - regularization_count(dataset, size)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from torch import nn
 
+from ..memory.layer_ring import fewest_waiting, more_bytes
 from ..memory.quantized_base.base import chosen_layers
 from ..memory.quantized_base.int8 import Int8
 from ..memory.quantized_base.nf4 import NF4
@@ -33,24 +35,18 @@ class Saving:
 
 
 def _optimizer(state: TrainState, **changes: Any) -> TrainState | None:
-    """The state with other optimizer settings; None where they are not allowed together."""
+    """The state with other optimizer settings; None where it has them already or they are not allowed together."""
     try:
-        optimizer = replace(state.settings.optimizer, **changes)
+        changed = state.with_optimizer(**changes)
     except ValueError:
         return None
-    return replace(state, settings=replace(state.settings, optimizer=optimizer))
-
-
-def _checkpointing(state: TrainState) -> TrainState | None:
-    if state.settings.optimizer.checkpointing:
+    if changed.settings == state.settings:
         return None
-    return _optimizer(state, checkpointing=True)
+    return changed
 
 
 def _small_batch(state: TrainState) -> TrainState | None:
     optimizer = state.settings.optimizer
-    if optimizer.batch_size == 1:
-        return None
     return _optimizer(state, batch_size=1, accumulation=optimizer.batch_size * optimizer.accumulation)
 
 
@@ -93,20 +89,16 @@ def _set_base(state: TrainState, base_weights: str) -> TrainState | None:
 
 
 def _layers_on_host(state: TrainState) -> TrainState | None:
-    if state.settings.optimizer.offload == "layers" or state.start.adapter.full_weights:
+    if state.start.adapter.full_weights:
         return None
     return _optimizer(state, offload="layers")
 
 
-def _bf16(state: TrainState) -> TrainState | None:
-    if state.settings.optimizer.precision == "full-bf16":
-        return None
-    return _optimizer(state, precision="full-bf16")
-
-
 _BY_NAME = {
     "gradient checkpointing": Saving(
-        "gradient checkpointing on", f"slower, as each block runs twice; {_SAME_RESULT}", _checkpointing
+        "gradient checkpointing on",
+        f"slower, as each block runs twice; {_SAME_RESULT}",
+        partial(_optimizer, checkpointing=True),
     ),
     "batch size": Saving(
         "batch size 1, with more gradient accumulation", f"slower; {_SAME_RESULT} but for rounding", _small_batch
@@ -127,7 +119,9 @@ _BY_NAME = {
         replaces="offload to CPU memory: optimizer",
     ),
     "training precision": Saving(
-        "training precision full-bf16", f"{_OTHER_RESULT}, as trained weights are bf16", _bf16
+        "training precision full-bf16",
+        f"{_OTHER_RESULT}, as trained weights are bf16",
+        partial(_optimizer, precision="full-bf16"),
     ),
 }
 SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
@@ -162,9 +156,18 @@ class Step:
 
 
 def choose_savings(state: TrainState, plan: Planner, memory: int, savings: Sequence[Saving] = SAVINGS) -> list[Step]:
-    """The savings until a step fits into `memory` bytes, one after the other.
+    """The savings until a step fits, one after the other.
 
     What saves less than a hundredth is left out, and so is a saving that a later one takes the place of.
+
+    Args:
+        state: the run.
+        plan: gives a state's plan.
+        memory: how many bytes there are; `USABLE` of them are used.
+        savings: those to choose from, the cheapest first.
+
+    Returns:
+        The savings that were taken, each with the state and the plan that it leads to.
     """
     steps = _each_setting_once(state, plan, memory, savings)
     if _peak(steps) <= USABLE * memory and not _are_quantized_layers_on_host(steps):
@@ -253,6 +256,10 @@ def report(
             lines.append("with these it fits")
         else:
             lines.append("that is not enough: lower rank (dim) or the resolution of Dataset, or load the model in fp8")
+    if last.blocks and last.peak <= usable:
+        waiting = fewest_waiting(last.blocks, int(usable) - last.peak)
+        size = _size(last.peak + more_bytes(last.blocks, waiting))
+        lines.append(f"of its {len(last.blocks)} blocks {waiting} wait in CPU memory then, and it takes {size}")
     if last.preview > usable >= last.peak:
         lines.append("a preview of that size does not: give Train Step a smaller latent, or no previews")
     return "\n".join(lines)

@@ -32,11 +32,21 @@ def prepare_steps(
     folder: Path | None,
     raise_if_interrupted: Callable[[], None] | None = None,
 ) -> list[str]:
-    """What there is to say before `steps` steps from `state`: the captions that they draw are encoded, the schedule is
-    in `folder`.
+    """Do what has to be done before some steps: encode the captions that they draw, and write the schedule.
 
-    Raises ValueError when their conditionings do not fit into the cache, OSError when the schedule cannot be written,
-    and what `raise_if_interrupted`, which is called between captions, raises.
+    Args:
+        state: the run.
+        steps: how many steps from `state`.
+        dataset: what is trained on.
+        folder: where the schedule goes; None writes none.
+        raise_if_interrupted: called between captions.
+
+    Returns:
+        What there is to say of it.
+
+    Raises:
+        ValueError: where their conditionings do not fit into the cache.
+        OSError: where the schedule cannot be written.
     """
     schedule, notes = BatchSchedule.from_state(state, dataset), []
 
@@ -60,11 +70,17 @@ def prepare_steps(
 def watch_files(
     callbacks: Callbacks, dataset: Dataset, notes: list[str], say: Callable[[str], object] | None = None
 ) -> Callbacks:
-    """Callbacks that also watch the dataset's files, and report what has changed since it was encoded.
+    """Callbacks that also watch the dataset's files, and report what has changed since it was encoded, now and after
+    each step.
 
-    It is reported now and after each step.
+    Args:
+        callbacks: those to add it to.
+        dataset: whose files are watched.
+        notes: for the report; grows.
+        say: is told of a change at once.
 
-    It goes to `notes`, which are for the report, and to `say`. Raises DatasetChangedError if it is to stop.
+    Raises:
+        DatasetChangedError: where a change is to stop the run.
     """
     sources = [*dataset.watched]
     if dataset.regularization is not None:

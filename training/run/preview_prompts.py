@@ -14,24 +14,30 @@ from ..data.tags import has_trigger, replace_trigger
 MOST = 16  # each is sampled at every preview, with the weights and again with their average
 LONGEST = 4000  # characters; previews carry their prompt in their files
 MOST_STEPS = 1000  # kohya's, too
+LARGEST = 16384  # pixels, as in ComfyUI's empty latents
 # As kohya: whatever begins so is a flag, also one that nobody knows, and no part of the prompt.
 _FLAG = re.compile(r"(?:^|\s)--([A-Za-z]\S*)")
 
 
 @dataclass(frozen=True)
 class PromptLine:
-    """A prompt, and what its flags set; None and 0 are what previews use anyway.
+    """A prompt, and what its flags set; None, 0 and "" are what previews use anyway.
 
     `negative` is the negative prompt, `cfg` the guidance with it, `guidance` the one that distilled models (Flux) are
-    told. `unused` are the flags that previews do not follow, as they are written.
+    told, `sampler` and `scheduler` names of ComfyUI, `width` and `height` pixels. `unused` are the flags that previews
+    do not follow, as they are written.
     """
 
-    text: str
+    text: str = ""
     negative: str | None = None
     seed: int | None = None
     steps: int = 0
     cfg: float | None = None
     guidance: float | None = None
+    sampler: str = ""
+    scheduler: str = ""
+    width: int = 0
+    height: int = 0
     unused: tuple[str, ...] = ()
 
     @property
@@ -40,6 +46,9 @@ class PromptLine:
         if self.negative is None and self.cfg is not None and self.cfg != 1.0:
             return ""
         return self.negative
+
+
+PLAIN = PromptLine()  # without flags
 
 
 def preview_prompts(text: str) -> list[PromptLine]:
@@ -103,12 +112,31 @@ def _number(value: str) -> float:
     return float(value)
 
 
+def _sampler(value: str) -> str:
+    return _SAMPLERS.get(value.lower(), value)
+
+
+# What kohya calls ComfyUI's samplers; other names are ComfyUI's own.
+_SAMPLERS = {
+    "euler_a": "euler_ancestral",
+    "k_euler": "euler",
+    "k_euler_a": "euler_ancestral",
+    "k_lms": "lms",
+    "k_dpm_2": "dpm_2",
+    "dpm_2_a": "dpm_2_ancestral",
+    "k_dpm_2_a": "dpm_2_ancestral",
+    "dpmsolver++": "dpmpp_2m",
+}
 _READERS: Mapping[str, tuple[str, Callable[[str], Any]]] = {  # kohya's flag: (field of PromptLine, its reader)
     "n": ("negative", str),
     "d": ("seed", _whole(0, 2**63 - 1)),
     "s": ("steps", _whole(1, MOST_STEPS)),
     "l": ("cfg", _number),
     "g": ("guidance", _number),
+    "ss": ("sampler", _sampler),
+    "sc": ("scheduler", str),
+    "w": ("width", _whole(16, LARGEST)),
+    "h": ("height", _whole(16, LARGEST)),
 }
 
 
@@ -132,8 +160,7 @@ def notes(prompts: Sequence[PromptLine], trigger: str) -> list[str]:
         numbers_by_flags.setdefault(prompt.unused, []).append(number)
     numbers_by_flags.pop((), None)
     lines = [
-        f"{_named(numbers)}: {', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not used; latent gives the size"
-        " and the frames, and previews are sampled with Euler"
+        f"{_named(numbers)}: {', '.join(flags)} {'is' if len(flags) == 1 else 'are'} not used"
         for flags, numbers in numbers_by_flags.items()
     ]
     with_word = [

@@ -27,7 +27,17 @@ class Diverged(ArithmeticError):
 
 
 def batch_losses(work: Workspace, batch: Batch, generator: torch.Generator, options: dict[str, Any]) -> Tensor:
-    """Losses (B,) of one group of pictures, with the graph that leads to the trained tensors."""
+    """The losses of one group of pictures.
+
+    Args:
+        work: the run.
+        batch: pictures of one size.
+        generator: draws noise and noise levels, on the CPU.
+        options: what patches of the model are told (`step_options`).
+
+    Returns:
+        Losses (B,), with the graph that leads to the trained tensors.
+    """
     return work.task.losses(work, batch, Draws(generator, options))
 
 
@@ -38,9 +48,13 @@ def backward_(work: Workspace, reader: LossReader | None = None) -> float:
     some of them small. With several ranks, each computes one micro-batch at a time, and all have the gradients of all
     of them in the end.
 
+    Args:
+        work: the run.
+        reader: takes the losses; without one each is read at once.
+
     Returns:
-        The loss, as far as `reader` has read it; without a reader each is read at once. Not finite as soon as a
-        micro-batch's is: what follows is then not computed.
+        The loss, as far as `reader` has read it. Not finite as soon as a micro-batch's is: what follows is then not
+        computed.
     """
     reader = reader or ReadAtOnce(work)
     parts, total, ranks = work.start_state.settings.optimizer.accumulation, 0.0, work.gradients.size
@@ -84,7 +98,12 @@ def _backward_part(work: Workspace, part: int, reader: LossReader) -> None:
 
 
 def step_options(work: Workspace, group: int) -> dict[str, Any]:
-    """What a group's forward pass tells patches of the model: where the run is, and the seed of their own draws."""
+    """What a group's forward pass tells patches of the model: where the run is, and the seed of their own draws.
+
+    Args:
+        work: the run.
+        group: the number of the group in its micro-batch.
+    """
     draws = seeded_generator(work.start_state.start.seed, work.step, f"routing {work.purpose} {group}")
     total_steps = work.start_state.settings.optimizer.total_steps
     return {TRAINING: {"step": work.step, "total_steps": total_steps, ROUTING: draws.initial_seed()}}
@@ -121,10 +140,17 @@ def _has_no_graph(work: Workspace, loss: Tensor) -> bool:
 
 
 def advance_(work: Workspace) -> StepResult:
-    """Make one step inside `installed()`.
+    """Make one step inside `work.install()`.
 
-    Raises Diverged when the loss or a gradient is not finite; the tensors are as they were, unless `is_consistent` says
-    otherwise.
+    Args:
+        work: the run, whose tensors change.
+
+    Returns:
+        Loss, learning rate, and the norm of the gradients before they are clipped.
+
+    Raises:
+        Diverged: where the loss or a gradient is not finite; the tensors are as they were, unless `work.is_consistent`
+            says otherwise.
     """
     rate = rate_at(work.start_state.settings.optimizer, work.step)
     work.stepper.prepare(rate, work.step)

@@ -16,12 +16,19 @@ Preview = Callable[[Sequence[TrainState], int], None]
 def train_in_turn(
     calls: Sequence[Call], every: int, preview: Preview | None = None, preview_every: int = 0
 ) -> list[Outcome]:
-    """Make calls of Train Step together, `every` steps of each at a time (0: all steps at once), each from its own
-    state and to its own store.
+    """Make calls of Train Step together, each from its own state and to its own store. The bytes are those of the calls
+    made one by one.
 
-    The bytes are those of the calls made one by one. `preview(states, step)` runs every `preview_every` steps of the
-    first call, when all are that far and no model is loaded for training. What ends one call ends all: the whole steps
-    of each are kept as a snapshot.
+    What ends one call ends all: the whole steps of each are kept as a snapshot.
+
+    Args:
+        calls: one for each expert.
+        every: how many steps of each at a time; 0 is all steps at once.
+        preview: runs with the states and the step when all are that far and no model is loaded for training.
+        preview_every: how often, in steps of the first call; 0 is never.
+
+    Returns:
+        How each call ended.
     """
     for call in calls:
         call.begin()
@@ -42,23 +49,20 @@ def _take_turns(calls: Sequence[Call], every: int, preview: Preview | None, prev
     first = calls[0]
     start, step = first.state.step, first.state.step
     while step < first.until:
-        step = min([first.until, *(_next_multiple(step, interval) for interval in (every, preview_every) if interval)])
+        step = min([first.until, *(next_multiple(step, interval) for interval in (every, preview_every) if interval)])
         before = [call.at.step for call in calls]
         for call in calls:
             goal = call.state.step + step - start
             _take_turn(call, goal)
-            if call.at.step < goal or _should_stop(call):
+            if call.at.step < goal or (call.callbacks.should_stop is not None and call.callbacks.should_stop()):
                 return
         has_trained = before != [call.at.step for call in calls]
         if preview is not None and preview_every and step % preview_every == 0 and has_trained:
             preview([call.at for call in calls], step)
 
 
-def _should_stop(call: Call) -> bool:
-    return call.callbacks.should_stop is not None and call.callbacks.should_stop()
-
-
-def _next_multiple(step: int, interval: int) -> int:
+def next_multiple(step: int, interval: int) -> int:
+    """The first multiple of an interval after a step."""
     return step - step % interval + interval
 
 

@@ -8,9 +8,7 @@ from typing import NamedTuple
 import torch
 
 from ..data.batches import BatchItem
-from ..data.dataset import DatasetImage
 from ..tasks.draws import HeldOutDraws
-from ..tasks.task import Measures
 from .workspace import HeldOutLoss, Workspace
 
 MOST_IMAGES = 64
@@ -24,8 +22,14 @@ class HeldOut(NamedTuple):
 
 
 def measure(work: Workspace) -> HeldOutLoss | None:
-    """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps;
-    None without held-out images. The base is as it was loaded.
+    """The held-out loss of the trained weights and of their running average, on the same images, noise and timesteps.
+    The base is as it was loaded.
+
+    Args:
+        work: the run, inside `install`.
+
+    Returns:
+        None without held-out images.
     """
     with work.use_own_weights():
         weights = validate(work)
@@ -43,10 +47,15 @@ def measure(work: Workspace) -> HeldOutLoss | None:
 
 @torch.no_grad()
 def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut | None:
-    """Mean loss of the held-out images with the weights to sample with and without dropout; None without held-out
-    images.
+    """The mean loss of the held-out images, with the weights to sample with and without dropout.
 
-    With `numbers` only these images count, each with the noise that it always has.
+    Args:
+        work: the run, inside `install`.
+        numbers: which of the held-out images count, each with the noise that it always has; None is all of them, up to
+            `MOST_IMAGES`.
+
+    Returns:
+        None without held-out images.
     """
     images = work.dataset.held_out[:MOST_IMAGES]
     if not images:
@@ -57,20 +66,14 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut
             if numbers is not None and number not in numbers:
                 continue
             work.raise_if_interrupted()
-            measures = _measures(work, number, image)
+            item, measures = BatchItem(work.dataset, image, 0, False, image.caption, False), []
+            for strength in work.task.strengths(work.dataset):
+                draws = HeldOutDraws(work.start_state.start.seed, number)  # the same at each strength
+                with work.at_strength(strength):
+                    measures.append(work.task.held_out(work, item, draws))
             means.append(torch.cat([one.losses for one in measures]).mean())
             accuracies += [one.accuracy for one in measures if one.accuracy is not None]
     loss = float(torch.stack(means).mean())
     if not accuracies:
         return HeldOut(loss)
     return HeldOut(loss, float(torch.stack(accuracies).mean()))
-
-
-def _measures(work: Workspace, number: int, image: DatasetImage) -> list[Measures]:
-    """What one image measures at each strength that is trained, with the same draws."""
-    item, found = BatchItem(work.dataset, image, 0, False, image.caption, False), []
-    for strength in work.task.strengths(work.dataset):
-        draws = HeldOutDraws(work.start_state.start.seed, number)
-        with work.at_strength(strength):
-            found.append(work.task.held_out(work, item, draws))
-    return found

@@ -20,7 +20,7 @@ from ..distributed.placement import RowSharded, placement_for
 from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpoint_blocks
 from ..memory.inference_tensors import use_normal_tensors
-from ..memory.layer_ring import layers_on_host
+from ..memory.layer_ring import block_sizes, fewest_waiting, layers_on_host
 from ..memory.offload import activations_on_host
 from ..memory.quantized_base import base as quantized_base
 from ..memory.quantized_base.registry import find_format
@@ -115,6 +115,7 @@ class Workspace:
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
         self.notes: list[str] = []  # for the report
+        self.block_sizes: tuple[int, ...] = ()  # bytes that each block brings to the device, where blocks wait
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -245,10 +246,8 @@ class Workspace:
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                ring = layers_on_host(module, denoiser.device, denoiser.pins_memory, self._waiting_slots)
-                pins = stack.enter_context(ring)
-                if pins.note:
-                    self.notes.append(pins.note)
+                waiting = self._waiting_blocks()
+                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots, waiting))
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
@@ -312,6 +311,17 @@ class Workspace:
             return ()
         return self.quantized.waiting
 
+    def _waiting_blocks(self) -> int:
+        """How many blocks wait in host memory."""
+        sizes = block_sizes(self.denoiser.module, self.denoiser.device, self._waiting_slots())
+        self.block_sizes = tuple(sizes)
+        waiting = self.start_state.settings.optimizer.swapped_blocks
+        if not waiting:
+            waiting = fewest_waiting(sizes, self.denoiser.room_for_blocks)
+            if sizes:
+                self.notes.append(f"offload to CPU memory: {waiting} of {len(sizes)} blocks wait in CPU memory")
+        return waiting
+
     def use_own_weights(self) -> AbstractContextManager[None]:
         """A context without gradients in which the base is as it was loaded, as it will be when the LoRA is used.
         Weights that are cast for training stay so, and the block computes in their type.
@@ -348,7 +358,12 @@ class Workspace:
         self.before_encoding = self.attached.enter_context(attached)
 
     def encode(self, captions: Sequence[str], known: Sequence[Conditioning]) -> Sequence[Conditioning]:
-        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained."""
+        """Conditionings of captions: the dataset's, or freshly encoded if the text encoder or words are trained.
+
+        Args:
+            captions: what the images of a batch show.
+            known: the dataset's conditionings, one for each.
+        """
         if not self.start_state.start.encodes_captions:
             return known
         assert self.denoiser.encode is not None
@@ -376,7 +391,11 @@ class Workspace:
 
     @contextmanager
     def at_strength(self, strength: float) -> Iterator[None]:
-        """Inside the block (within `installed()`) the model computes with the adapter at that strength."""
+        """A context (within `install`) in which the model computes with the adapter at another strength.
+
+        Args:
+            strength: 1 is as trained, 0 without the adapter.
+        """
         if strength == self.strength:
             yield
             return
@@ -456,15 +475,20 @@ class Workspace:
         return replace(start, trained={}, optimizer={}, average={}, powers={}, step=self.step, position=position)
 
     def lora_of(self, shadow: Shadow) -> dict[str, Tensor]:
-        """An average as a LORA_MODEL on the CPU."""
+        """An average as a LORA_MODEL on the CPU.
+
+        Args:
+            shadow: the average.
+        """
         shadow.finish()
         return install.make_lora(shadow.tensors, self.start_state.start.adapter, self.base)
 
     def state(self, own: bool = False) -> TrainState:
         """The workspace as an immutable state: everything is copied to the CPU.
 
-        Where ranks shard the tensors, all of them make this call together, unless it is for the rows of this rank
-        alone (`own`).
+        Args:
+            own: whether it is for the rows of this rank alone. Else, where ranks shard the tensors, all of them make
+                this call together.
         """
         gather: Callable[[Mapping[str, Tensor]], dict[str, Tensor]] = self.placement.gather
         if own:

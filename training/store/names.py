@@ -1,4 +1,6 @@
-"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept."""
+"""Names that nodes offer and check before anything of a run is read: of runs, of saved states, of what is kept and
+shown.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from pathlib import Path
 from ...storage.file_list import names_in
 
 KEEPS = ("last", "best", "every")  # which states TrainStep keeps besides the last one
+SHOWN = ("both", "weights", "average")  # with which weights previews are sampled
 PLAIN = (
     "without slashes, colons, quotes or broken characters, of at most 100 characters and 240 bytes (80 of Chinese or"
     " Japanese)"

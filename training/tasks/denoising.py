@@ -148,7 +148,19 @@ def noisy(denoiser: Denoiser, clean: Tensor, drawn: NoiseDraw) -> tuple[Tensor, 
 def errors(
     context: TrainingContext, batch: Batch, x: Tensor, target: Tensor, sigma: Tensor, options: Options
 ) -> Tensor:
-    """The weighted errors (B,) of the model as it is now, for noisy latents `x` at `sigma` (B,)."""
+    """The weighted errors of the model as it is now.
+
+    Args:
+        context: the run.
+        batch: B pictures of one size.
+        x: their noisy latents (B, C, …, h, w).
+        target: the latents that they should denoise to.
+        sigma: noise levels (B,).
+        options: what patches of the model are told.
+
+    Returns:
+        Errors (B,).
+    """
     denoiser = context.denoiser
     with autocast(context.start_state.settings.optimizer, denoiser):
         conditionings = context.encode(batch.captions, batch.conditionings)
@@ -157,7 +169,18 @@ def errors(
 
 
 def measure_errors(context: TrainingContext, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
-    """The weighted errors (B,) of denoised latents."""
+    """The weighted errors of denoised latents.
+
+    Args:
+        context: the run.
+        batch: B pictures of one size, with their masks.
+        denoised: what the model made (B, C, …, h, w).
+        target: what it should have made.
+        sigma: noise levels (B,).
+
+    Returns:
+        Errors (B,).
+    """
     denoiser, mask = context.denoiser, None
     if batch.mask is not None:
         mask = to_device(batch.mask, denoiser.device)

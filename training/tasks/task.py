@@ -91,11 +91,22 @@ class TrainingTask(Protocol):
     """Whether what is not trained may be cast to the type that autocast computes in."""
 
     def check(self, state: TrainState, denoiser: Denoiser, dataset: Dataset, group: SingleProcess) -> None:
-        """Raise ValueError for what does not go together, before anything is put on the device."""
+        """Raise ValueError for what does not go together, before anything is put on the device.
+
+        Args:
+            state: the run.
+            denoiser: its model.
+            dataset: what is trained on.
+            group: the processes that train together.
+        """
 
     def companions(self, state: TrainState, device: torch.device) -> Mapping[str, Companion]:
         """What else is trained, by name, as the state has it (`companion_tensors`). It is called once, before the first
         step.
+
+        Args:
+            state: the run.
+            device: where it is trained.
         """
         return {}
 
@@ -104,10 +115,25 @@ class TrainingTask(Protocol):
         return (1.0,)
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
-        """Losses (B,) of pictures of one size, with the graph that leads to what is trained."""
+        """The losses of a training step, and of a validation.
+
+        Args:
+            context: the run.
+            batch: B pictures of one size.
+            draws: what is drawn with.
+
+        Returns:
+            Losses (B,), with the graph that leads to what is trained.
+        """
 
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
-        """What a held-out picture measures at one strength, without gradients and with the weights to sample with."""
+        """What a held-out picture measures at one strength, without gradients and with the weights to sample with.
+
+        Args:
+            context: the run.
+            item: the picture.
+            draws: what is drawn with, the same in each validation.
+        """
 
     def watch(self, context: TrainingContext) -> None:
         """Look at the weights after their held-out loss was measured; an error ends the run."""
@@ -117,7 +143,15 @@ class TrainingTask(Protocol):
         return Preview()
 
     def lora_model(self, state: TrainState, ema: bool = False) -> dict[str, Tensor]:
-        """What was trained, or its average, as a LORA_MODEL. Raises ValueError where it is none."""
+        """What was trained as a LORA_MODEL.
+
+        Args:
+            state: the run.
+            ema: whether it is the running average instead.
+
+        Raises:
+            ValueError: where it is none.
+        """
         return state.lora_model(ema)
 
     def saves_memory(self, state: TrainState) -> Sequence[str]:

@@ -79,6 +79,15 @@ class VaeTask(TrainingTask):
                     " weights to 0."
                 )
 
+    def beginning(self, state: TrainState, dataset: Dataset) -> Sequence[str]:
+        """A warning where the precision is one in which VAEs overflow."""
+        if state.settings.optimizer.precision != "fp16":
+            return ()
+        return (
+            "training precision is fp16, in which a VAE's loss may become NaN: choose bf16, or auto for the VAE's own"
+            " type",
+        )
+
     def companions(self, state: TrainState, device: torch.device) -> Mapping[str, Companion]:
         """The discriminator, if it has a weight; makes the network that measures LPIPS, too."""
         settings = self.settings
@@ -197,7 +206,12 @@ def _middle(picture: Tensor, factor: int) -> Tensor:
 
 
 def movement(base: Sequence[Tensor], now: Sequence[Tensor]) -> float:
-    """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents."""
+    """How far latents have moved: the root mean square of the change, in standard deviations of the base's latents.
+
+    Args:
+        base: latents of any shape, before.
+        now: those of the same pictures now.
+    """
     before, after = (torch.cat([one.flatten().to("cpu", torch.float64) for one in latents]) for latents in (base, now))
     return float((after - before).square().mean().sqrt() / before.std().clamp(min=1e-12))
 

@@ -38,7 +38,12 @@ class AdapterDropout:
         return generator is not None and chance > 0 and float(torch.rand((), generator=generator)) < chance
 
     def drop_activations(self, values: Tensor, generator: torch.Generator | None) -> Tensor:
-        """`network_dropout`: single activations zeroed, the rest scaled up."""
+        """`network_dropout`: single activations zeroed, the rest scaled up by 1 / (1 - chance).
+
+        Args:
+            values: activations of any shape.
+            generator: draws which, on the CPU; None drops nothing.
+        """
         chance = self.settings.network_dropout
         if generator is None or not chance:
             return values
@@ -46,9 +51,13 @@ class AdapterDropout:
         return values * (to_device(keep, values.device, values.dtype) / (1 - chance))
 
     def drop_ranks(self, hidden: Tensor, dimension: int, generator: torch.Generator | None) -> Tensor:
-        """Rank dropout of a low-rank pair: zero other ranks for each image and scale the rest up (as kohya does).
+        """Rank dropout of a low-rank pair, as kohya does it: zero other ranks for each image and scale the rest up by
+        1 / (1 - chance).
 
-        `dimension` is that of the rank.
+        Args:
+            hidden: what is between the two factors, (B, …), with the ranks in `dimension`.
+            dimension: that of the ranks.
+            generator: draws which, on the CPU; None drops nothing.
         """
         chance = self.settings.rank_dropout
         if generator is None or not chance:
@@ -59,9 +68,16 @@ class AdapterDropout:
         return hidden * (to_device(keep, hidden.device, hidden.dtype) / (1 - chance))
 
     def keep_mask(self, count: int, device: torch.device, generator: torch.Generator | None) -> Tensor | None:
-        """Rank dropout for adapters without ranks to drop: what is kept, on a device; None for everything.
+        """Rank dropout for adapters without ranks to drop.
 
-        These are rows of the change (as lycoris does, not scaled up) or blocks of a rotation.
+        Args:
+            count: how many rows of the change there are (as lycoris drops them, not scaled up), or blocks of a
+                rotation.
+            device: where the mask is needed.
+            generator: draws which, on the CPU; None drops nothing.
+
+        Returns:
+            Which are kept (count,), as booleans; None for all.
         """
         chance = self.settings.rank_dropout
         if generator is None or not chance:

@@ -34,7 +34,14 @@ _FROM_SETTINGS = (".alpha", f".{SCHEDULE}")  # what a LoRA has beside the traine
 
 
 def group_by_module(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """Trained tensors of adapters by path and suffix."""
+    """Trained tensors of adapters by their module.
+
+    Args:
+        trained: {name: tensor}, with names such as `<path>.lora_down.weight`.
+
+    Returns:
+        {path: {suffix: tensor}}.
+    """
     modules: dict[str, dict[str, Tensor]] = {}
     for name, tensor in trained.items():
         path, _, suffix = name.removesuffix(".weight").rpartition(".")
@@ -55,12 +62,24 @@ def init_trainable(
     text_encoder: nn.Module | None = None,
     read: Collection[str] | None = None,
 ) -> dict[str, Tensor]:
-    """The trained tensors before the first step, by name, in float32 on the CPU.
+    """The trained tensors before the first step.
 
-    Names are `<path>.lora_down.weight` and so on, or the parameter's own name. Adapters are initialized by their kind,
-    drawn from (seed, module name); kind full copies the weights in `base`. `base` goes by parameter name; names of the
-    text encoder, which is trained if it is given, begin with `text_encoders.` there and in the result. `read` are the
-    paths of its parts that can learn something; None is all of them.
+    Adapters are initialized by their kind, drawn from (seed, module name); kind full copies the weights in `base`.
+
+    Args:
+        module: the model.
+        settings: what is trained.
+        seed: the run's seed.
+        base: the model's own weights by parameter name. Names of the text encoder begin with `text_encoders.`, here and
+            in the result.
+        text_encoder: the text encoder, if it is trained too.
+        read: the paths of its parts that can learn something; None is all of them.
+
+    Returns:
+        {name: tensor in float32 on the CPU}. Names are `<path>.lora_down.weight` and so on, or the parameter's own.
+
+    Raises:
+        ValueError: where the settings choose no module.
     """
     targets = adapter_targets(module, settings, text_encoder)
     if read is not None:
@@ -81,7 +100,16 @@ def _can_learn(path: str, read: Collection[str]) -> bool:
 
 
 def init_module(settings: AdapterSettings, target: AdapterTarget, seed: int) -> dict[str, Tensor]:
-    """The trained tensors of one module before the first step, by suffix; its weight stays the same."""
+    """The trained tensors of one module before the first step; what the module computes stays the same.
+
+    Args:
+        settings: the kind of adapter.
+        target: the module.
+        seed: the run's seed.
+
+    Returns:
+        {suffix: tensor in float32 on the CPU}.
+    """
 
     def norms() -> Tensor:
         return _column_norms(target.module, None)
@@ -210,10 +238,17 @@ def _incomplete_layers(given: Mapping[str, Tensor], suffixes: Mapping[str, Seque
 def make_lora(
     trained: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """The trained tensors as a LoRA under ComfyUI's generic names, on the CPU.
+    """The trained tensors as a LoRA under ComfyUI's generic names.
 
-    Names are `diffusion_model.<path>.<suffix>` and `text_encoders.<path>.<suffix>`. Each adapter gets an `.alpha`. Full
-    weights become differences from `base` (by parameter name): `.diff` and `.diff_b`. Trained words keep their names.
+    Args:
+        trained: the trained tensors by name.
+        settings: what is trained.
+        base: the model's own weights by parameter name, which full weights become differences from (`.diff`,
+            `.diff_b`). None for adapters.
+
+    Returns:
+        {name: tensor in float32 on the CPU}. Names are `diffusion_model.<path>.<suffix>` and
+        `text_encoders.<path>.<suffix>`. Each adapter gets an `.alpha`. Trained words keep their names.
     """
     words = select_words(trained)
     lora = _make_layers(drop_words(trained), settings, base)
@@ -257,9 +292,15 @@ def _generic_name(name: str) -> str:
 def read_lora(
     lora: Mapping[str, Tensor], settings: AdapterSettings, base: Mapping[str, Tensor] | None
 ) -> dict[str, Tensor]:
-    """The trained tensors from a LoRA of `as_lora`: factors stay as they are, differences are added to `base`.
+    """The trained tensors of a LoRA that `make_lora` made: factors stay as they are, differences are added to `base`.
 
-    Alpha comes from the settings.
+    Args:
+        lora: the LoRA's tensors by name. Alpha comes from the settings.
+        settings: what is trained.
+        base: the model's own weights by parameter name, for full weights.
+
+    Returns:
+        {name: tensor in float32}, as `init_trainable` names them.
     """
     words = {name: tensor.clone() for name, tensor in select_words(lora).items()}
     return {**_read_layers(drop_words(lora), settings, base), **words}
@@ -282,10 +323,16 @@ def _read_layers(
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Tensor:
-    """Maximum weight norm: scale down in place each change whose norm is above `max_norm`; returns how many, as a
-    tensor, because reading it waits for the device.
+    """Maximum weight norm: scale down in place each change whose norm is above the limit. It is kohya's
+    scale_weight_norms.
 
-    It is kohya's scale_weight_norms. The norm of a rotation is that of its blocks.
+    Args:
+        trained: the trained tensors by name, which change.
+        settings: what is trained, and the limit `max_norm`, a Frobenius norm; that of a rotation is of its blocks. 0 is
+            no limit.
+
+    Returns:
+        How many were scaled down, as a tensor without dimensions, because reading it waits for the device.
     """
     if not settings.max_norm:
         return torch.tensor(0)
@@ -338,12 +385,20 @@ def attach(
     text_encoder: nn.Module | None = None,
     strength: float = 1.0,
 ) -> Iterator[Callable[[], None]]:
-    """A context in which `module` computes with the trained tensors; its own weights are frozen and fit for autograd.
-    Adapters are on at `strength`.
+    """A context in which a model computes with the trained tensors; its own weights are frozen and fit for autograd.
+    Afterwards the model is as before.
 
-    Afterwards the module is as before. The same holds for `text_encoder` if it is trained; its trained names begin with
-    `text_encoders.`. It yields a function that must be called before parts of the text encoder compute, because a host
-    calls those and never the whole.
+    Args:
+        module: the model.
+        settings: what is trained.
+        trained: the trained tensors by name.
+        moment: gives (seed, step, purpose) of the forward pass that runs, which dropout is drawn from.
+        text_encoder: the text encoder, if it is trained too; the same holds for it.
+        strength: of the adapters.
+
+    Yields:
+        A function that must be called before parts of the text encoder compute, because a host calls those and never
+        the whole.
     """
     trained = drop_words(trained)
     cast_weights: Callable[[], None] = lambda: None  # noqa: E731  # adapters have nothing to cast

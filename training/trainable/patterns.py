@@ -41,11 +41,15 @@ class Patterns:
 
 
 def parse_patterns(text: str) -> Patterns:
-    """Read a layer filter: globs or /regular expressions/, separated by commas or lines; `!` leaves out, `=` gives
-    sizes.
+    """Read a layer filter.
 
-    `input_blocks.*=rank 8, alpha 4` leaves nothing out: it says how large the adapters of chosen modules are. Raises
-    ValueError listing what cannot be read.
+    Args:
+        text: globs or /regular expressions/, separated by commas or lines; `!` in front leaves modules out, `=` gives
+            sizes. `input_blocks.*=rank 8, alpha 4` leaves nothing out: it says how large the adapters of chosen modules
+            are.
+
+    Raises:
+        ValueError: listing what cannot be read.
     """
     reader = _Reader()
     for entry in re.split(r"[,\n]", text):
@@ -55,8 +59,9 @@ def parse_patterns(text: str) -> Patterns:
         if size.rank == 0:
             errors.append(f"{size.pattern!r}: rank is 0, expected 1 or more; !{size.pattern} leaves modules out")
     for pattern in (*reader.keep, *reader.drop, *(size.pattern for size in reader.sizes)):
-        error = _regex_error(pattern)
-        if error:
+        try:
+            compile_regex(pattern)
+        except re.error as error:
             errors.append(f"{pattern!r} is no regular expression: {error}")
     if errors:
         raise ValueError("layer filter: " + "; ".join(errors))
@@ -123,21 +128,21 @@ def _alpha(size: re.Match[str]) -> float | None:
     return float(size["alpha"])
 
 
-def _is_regex(pattern: str) -> bool:
-    return len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/")
-
-
-def _regex_error(pattern: str) -> str:
-    if _is_regex(pattern):
-        try:
-            re.compile(pattern[1:-1])
-        except re.error as error:
-            return str(error)
-    return ""
+def compile_regex(pattern: str) -> re.Pattern[str] | None:
+    """The regular expression of a /pattern/ in slashes, None for a glob. Raises re.error where it is none."""
+    if len(pattern) > 1 and pattern.startswith("/") and pattern.endswith("/"):
+        return re.compile(pattern[1:-1])
+    return None
 
 
 def matches(path: str, pattern: str) -> bool:
-    """Whether a pattern, a glob or a /regular expression/, matches a module's path."""
-    if _is_regex(pattern):
-        return re.search(pattern[1:-1], path) is not None
+    """Whether a pattern matches a path.
+
+    Args:
+        path: a module's path, or the name of a tensor.
+        pattern: a glob, which has to match all of the path, or a /regular expression/, which may match a part.
+    """
+    regex = compile_regex(pattern)
+    if regex is not None:
+        return regex.search(path) is not None
     return fnmatch.fnmatchcase(path, pattern)

@@ -12,9 +12,9 @@ from torch import Tensor
 from ...patches.adapters import registry
 from ...patches.adapters.rank_mask import RankMask
 from ...patches.adapters.trainable import TrainableAdapter, TrainableKind
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash, sha256_of_tensors
-from .patterns import Patterns, Size, matches, parse_patterns
+from .patterns import Patterns, matches, parse_patterns
 
 TARGETS = ("attention", "attention+ff", "all")
 AS_LOADED = "as loaded"
@@ -196,14 +196,7 @@ class AdapterSettings:
     with_sound: bool = False
 
     def __post_init__(self) -> None:
-        errors = read_values(self)
-        if not errors:
-            try:
-                errors = [*_kind_errors(self, parse_patterns(self.pattern).sizes)]
-            except ValueError as error:
-                errors = [str(error)]
-        if errors:
-            raise ValueError("Adapter Settings: " + "; ".join(errors) + ".")
+        check_values(self, "Adapter Settings", _kind_errors)
         if self.initial is not None and not self.initial_digest:
             object.__setattr__(self, "initial_digest", sha256_of_tensors(self.initial))
 
@@ -243,10 +236,13 @@ class AdapterSettings:
         return bool(self.rank_dropout or self.module_dropout or self.network_dropout)
 
     def size_of(self, path: str) -> tuple[int, float]:
-        """(rank, alpha) of the adapter at a module's path, from the last pattern that gives them, else from the
-        settings.
+        """The size of the adapter at a module's path, from the last pattern that gives it, else from the settings.
 
-        alpha 0 means the rank.
+        Args:
+            path: the module's path.
+
+        Returns:
+            (rank, alpha); a setting of alpha 0 means the rank.
         """
         rank, alpha = self.rank, self.alpha
         for size in self.patterns.sizes:
@@ -274,8 +270,13 @@ def _dropouts(settings: AdapterSettings) -> list[tuple[str, float]]:
     ]
 
 
-def _kind_errors(settings: AdapterSettings, sizes: tuple[Size, ...]) -> Iterator[str]:
+def _kind_errors(settings: AdapterSettings) -> Iterator[str]:
     """Errors for settings that this adapter kind does not have."""
+    try:
+        sizes = parse_patterns(settings.pattern).sizes
+    except ValueError as error:
+        yield str(error)
+        return
     kind = settings.kind
     if settings.min_rank > settings.rank and settings.trainable_kind.masks_ranks:
         yield f"smallest rank is {settings.min_rank}, expected at most rank (dim), which is {settings.rank}"

@@ -46,10 +46,19 @@ class AdapterTarget:
 def adapter_targets(
     module: nn.Module, settings: AdapterSettings, text_encoder: nn.Module | None = None
 ) -> dict[str, AdapterTarget]:
-    """The modules that `settings` choose, by path, in the module's own order, those of the text encoder after them.
+    """The modules that settings choose.
 
-    Raises ValueError when there is none, when a size matches none of them, or when the text encoder is to be trained
-    and has none.
+    Args:
+        module: the model.
+        settings: target layers, layer filter and the kind of adapter.
+        text_encoder: the text encoder, if it is trained too.
+
+    Returns:
+        {path: target} in the module's own order, those of the text encoder after them.
+
+    Raises:
+        ValueError: where there is none, where a size matches none of them, or where the text encoder is to be trained
+            and has none.
     """
     targets = {target.path: target for target in _targets_in(module, settings, "")}
     if text_encoder is not None:

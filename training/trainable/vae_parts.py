@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from ..objective import patch_discriminator, perceptual
 from .settings import AdapterSettings
 
@@ -136,9 +136,7 @@ class VaeSettings:
     )
 
     def __post_init__(self) -> None:
-        errors = read_values(self) or [*_exclusions(self)]
-        if errors:
-            raise ValueError("Start VAE Training: " + "; ".join(errors) + ".")
+        check_values(self, "Start VAE Training", _exclusions)
 
     @property
     def trains_encoder(self) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ...settings.declaration import read_values, setting
+from ...settings.declaration import check_values, setting
 from .settings import WORDS, is_word
 
 MOST_WORDS = 64
@@ -114,13 +114,9 @@ class WordSettings:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bounds", tuple((part, float(norm)) for part, norm in self.bounds))
-        errors = read_values(self)
-        if not errors:
-            if len(self.initial) == 1:
-                object.__setattr__(self, "initial", self.initial * len(self.words))
-            errors = [*_word_errors(self)]
-        if errors:
-            raise ValueError("Train Words: " + "; ".join(errors) + ".")
+        check_values(self, "Train Words", _word_errors)
+        if len(self.initial) == 1:
+            object.__setattr__(self, "initial", self.initial * len(self.words))
 
     def is_frozen(self, step: int, total_steps: int) -> bool:
         """Whether the words do not move any more in the step after `step`."""
@@ -145,7 +141,7 @@ def _word_errors(settings: WordSettings) -> Iterator[str]:
         yield "words has a word twice"
     if not settings.initial:
         yield "initial words is empty: write what each word is most like, such as cat"
-    elif len(settings.initial) != len(words):
+    elif len(settings.initial) not in (1, len(words)):
         yield (
             f"initial words has {len(settings.initial)} entries for {len(words)} words: write one for each word, in the"
             " same order, or one for all"
@@ -185,7 +181,14 @@ def drop_words(trained: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def group_by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
-    """The vectors of words among trained tensors: {word: {text encoder: vectors}}."""
+    """The vectors of words among trained tensors.
+
+    Args:
+        trained: the trained tensors by name.
+
+    Returns:
+        {word: {text encoder: vectors (tokens, width)}}.
+    """
     words: dict[str, dict[str, Tensor]] = {}
     for name, tensor in select_words(trained).items():
         word, _, part = name.removeprefix(WORDS).rpartition(".")
@@ -195,7 +198,12 @@ def group_by_word(trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]
 
 @torch.no_grad()
 def limit_norms_(trained: Mapping[str, Tensor], settings: WordSettings | None) -> None:
-    """Scale down in place every vector of a word whose norm is above the bound of its text encoder."""
+    """Scale down in place every vector of a word whose norm is above the bound of its text encoder.
+
+    Args:
+        trained: the trained tensors by name; those of words change.
+        settings: the bounds by text encoder, largest norms of a vector.
+    """
     if settings is None or not settings.bounds:
         return
     bounds = dict(settings.bounds)
@@ -220,7 +228,11 @@ class CaptionWords:
         return self._pattern.findall(caption)
 
     def write_embeddings(self, caption: str) -> str:
-        """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it."""
+        """The caption with `embedding:NAME` in place of each word, between spaces, as the tokenizers look for it.
+
+        Args:
+            caption: a caption as the dataset has it.
+        """
 
         def embedding(match: re.Match[str]) -> str:
             start, end = match.span()

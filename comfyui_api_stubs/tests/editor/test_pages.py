@@ -274,3 +274,15 @@ def test_a_compressed_body_is_refused_before_it_is_unpacked():
                 assert reply.status == 413
 
     run(work())
+
+
+def test_a_flood_of_messages_that_are_no_json_is_one_line_of_the_log(caplog):
+    async def work():
+        async with running() as server, page_of(server, "floods") as page:
+            for number in range(2000):
+                await (page.send_str("[1, 2") if number % 2 else page.send_bytes(b"\0" * 100))
+            await page.send_json({"type": "feature_flags", "data": {}})
+            assert (await page.receive_json(timeout=PATIENCE))["type"] == "feature_flags"
+
+    run(work())
+    assert [one.getMessage() for one in caplog.records] == ["client floods sent something that is not JSON"]

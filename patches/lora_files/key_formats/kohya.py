@@ -56,17 +56,12 @@ def _layer_name(base: str, family: ModelFamily | None, groups: Groups) -> str:
         return kohya_name_from_diffusers(base, groups)
     if "diff" in groups[base] and _PARAMETER.search(base):
         return base
-    if _has_diffusers_blocks(family):
-        from ...models.unet import diffusers_name
+    from ...models.family import Kohya
+    from ...models.unet import diffusers_name
 
+    if family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks:
         path = diffusers_name(path)
     return "lora_unet_" + path.replace(".", "_")
-
-
-def _has_diffusers_blocks(family: ModelFamily | None) -> bool:
-    from ...models.family import Kohya
-
-    return family is not None and isinstance(family.kohya, Kohya) and family.kohya.diffusers_blocks
 
 
 def _encoder_number(encoder: str, family: ModelFamily | None, groups: Groups) -> str:

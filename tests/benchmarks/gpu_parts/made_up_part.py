@@ -2,12 +2,12 @@
 
 import os
 
-from gpu_parts.case import CannotRun, Case, CutShort, row
+from gpu_parts.case import CHECKED, CannotRun, Case, CutShort, at_least, at_most, row
 
 
 def good():
-    yield row("one", 1.0, "s")
-    yield row("two", 2.0, "s", 0.5, "checked")
+    yield row("one", 1.0, "s", at_most(1.0))
+    yield row("two", 2.0, "s", at_most(0.5), 0.5, "a ratio")
 
 
 def cannot():
@@ -15,7 +15,7 @@ def cannot():
 
 
 def wrong():
-    yield row("half", 0.5, "s")
+    yield row("half", 0.5, "s", CHECKED)
     assert 1 == 2, "one is not two"
 
 
@@ -25,13 +25,18 @@ def dies():
 
 
 def short():
-    yield row("part", 1.0, "tests")
+    yield row("part", 1.0, "tests", CHECKED)
     raise CutShort("1 of 2 tests ran")
 
 
 def cases(setting):
-    return [Case(run.__name__, run) for run in (good, cannot, wrong, dies, short, good_again)]
+    return [Case(run.__name__, run) for run in (good, cannot, wrong, dies, short, good_again, slow)]
 
 
 def good_again():
-    yield row("three", 3.0, "s")
+    yield row("three", 3.0, "s", CHECKED)
+
+
+def slow():
+    yield row("twice", 2.0, "s", at_most(1.1))
+    yield row("hidden", 1.0, "s", at_least(0.8), 0.5)

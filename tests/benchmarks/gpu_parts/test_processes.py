@@ -1,12 +1,15 @@
 """Parts in processes of their own: an error ends one case, the others go on, and nothing runs longer than it may."""
 
 import json
+import math
 import os
 import time
 from pathlib import Path
 
 import pytest
-from gpu_parts import processes
+import torch
+from gpu_parts import child, processes
+from gpu_parts.case import CHECKED, Setting, at_least, at_most, row
 from gpu_parts.processes import (
     CANNOT,
     CUT,
@@ -20,6 +23,8 @@ from gpu_parts.processes import (
     run_part,
 )
 from gpu_parts.registry import PARTS, Part, by_name
+
+from . import made_up_part
 
 HERE = Path(__file__).resolve().parent
 
@@ -43,11 +48,46 @@ def test_each_case_ends_in_its_own_way_and_the_others_go_on(options):
         "dies": (FAILED, ends["dies"][1]),
         "short": (CUT, "1 of 2 tests ran"),
         "good_again": (DONE, ""),
+        "slow": (DONE, ""),
     }
     rows = {case.name: [row["name"] for row in case.rows] for case in result.cases}
     assert rows["good"] == ["one", "two"] and rows["wrong"] == ["half"] and rows["good_again"] == ["three"]
     assert result.status == FAILED and result.cases[2].error.startswith("Traceback")
+    assert [row["broken"] for row in result.cases[-1].rows] == [True, True], "tiny sizes only try the command"
     assert 0 < result.seconds < 120 and all(case.peak_mb > 0 for case in result.cases if case.status == DONE)
+
+
+def test_a_row_beyond_its_bound_fails_its_case_where_the_setting_decides(tmp_path, monkeypatch):
+    """A GPU with the real sizes; the rows are there all the same."""
+    monkeypatch.setattr(child, "reset_peak", lambda device: None)
+    monkeypatch.setattr(child, "peak_mb", lambda device: 1.0)
+    setting = Setting(torch.device("cuda", 0), False, "", 0.0)
+    assert setting.decides and not Setting(torch.device("cpu"), False, "", 0.0).decides
+    assert not Setting(torch.device("cuda", 0), True, "", 0.0).decides
+    good, *_, slow = made_up_part.cases(setting)
+    events = child.Events(tmp_path / "events.jsonl")
+    with pytest.raises(
+        AssertionError, match=r"^twice is 2 s, expected at most 1.1; hidden is 0.5, expected at least 0.8"
+    ):
+        child.run([good, slow], events, setting, set())
+    cases = read_cases(read_events(tmp_path / "events.jsonl"))
+    assert cases["good"].status == DONE and [row["name"] for row in cases["slow"].rows] == ["twice", "hidden"]
+
+
+@pytest.mark.parametrize(
+    ("bound", "number", "broken"),
+    [
+        (at_most(1.1), 1.1, False),
+        (at_most(1.1), 1.11, True),
+        (at_least(0.8), 0.8, False),
+        (at_least(0.8), 0.79, True),
+        (at_most(1.0), math.nan, True),
+        (CHECKED, 1e9, False),
+    ],
+)
+def test_a_bound_is_for_the_ratio_and_else_for_the_value(bound, number, broken):
+    assert row("a", number, "s", bound)["broken"] == broken
+    assert row("a", 0.0, "s", bound, number)["broken"] == broken
 
 
 @pytest.mark.long
@@ -103,8 +143,8 @@ def test_all_parts_together_take_less_than_nine_minutes():
 
 def test_parts_are_asked_for_by_name():
     assert by_name([]) == list(PARTS)
-    assert [part.name for part in by_name(["stack", "lane"])] == ["lane", "stack"]
-    with pytest.raises(ValueError, match=r"stak: no such part; the parts are lane, "):
+    assert [part.name for part in by_name(["lane", "stack"])] == ["stack", "lane"]
+    with pytest.raises(ValueError, match=r"stak: no such part; the parts are step, "):
         by_name(["stak"])
 
 

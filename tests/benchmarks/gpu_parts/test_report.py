@@ -5,8 +5,16 @@ from gpu_parts.report import as_json, markdown
 
 FACTS = {"device": "a GPU", "torch": "2.13", "python": "/usr/bin/python3"}
 ROWS = [
-    {"name": "apply", "value": 0.01234, "unit": "s", "ratio": 1.5, "note": "in copies | equal to 2^-7"},
-    {"name": "memory", "value": 12.0, "unit": "MB", "ratio": None, "note": ""},
+    {
+        "name": "apply",
+        "value": 0.01234,
+        "unit": "s",
+        "ratio": 1.5,
+        "bound": "at most 1",
+        "broken": True,
+        "note": "in copies | equal to 2^-7",
+    },
+    {"name": "memory", "value": 12.0, "unit": "MB", "ratio": None, "bound": "checked", "broken": False, "note": ""},
 ]
 
 
@@ -32,9 +40,9 @@ def test_the_table():
     assert text.startswith("# Graft on a GPU\n\n- torch: 2.13\n- python: /usr/bin/python3\n\n12 seconds in all.\n")
     assert "| The lane (`lane`) | done | 3 of 15 |" in text
     assert "| Stacks (`stack`) | 1 cut, 1 not on this device, 1 FAILED | 9 of 10 |" in text
-    assert "| copy | apply | 0.01234 s | 1.5 | in copies \\| equal to 2^-7 |" in text
-    assert "| copy | whole, with setting up | 2.5 s | | peak memory 1,234 MB |" in text
-    assert "| 4 LoRAs | memory | 12 MB |  |  |" in text
+    assert "| copy | apply | 0.01234 s | 1.5 | **at most 1** | in copies \\| equal to 2^-7 |" in text
+    assert "| copy | whole, with setting up | 2.5 s | | | peak memory 1,234 MB |" in text
+    assert "| 4 LoRAs | memory | 12 MB |  | checked |  |" in text
 
 
 def test_what_failed_comes_first():

@@ -228,6 +228,7 @@ def test_pairs_that_must_not_meet_raise_where_the_second_one_comes():
     assert apart == {
         ("adapter", "compiled"),
         ("bypass", "compiled"),
+        ("compiled", "input"),
         ("compiled", "probe"),
         ("compiled", "replacement"),
         ("compiled", "compiled"),

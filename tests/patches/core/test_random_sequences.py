@@ -202,7 +202,7 @@ class Sequence:
         self.enter("checkpointing", checkpoint_blocks(self.of))
 
     def ring_comes(self):
-        self.enter("ring", layers_on_host(self.of, CPU, pins_memory=False))
+        self.enter("ring", layers_on_host(self.of, CPU))
 
     def compile_comes(self):
         if not any(has_other_forward(block) for block in self.of.blocks):

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from graft_nodes import host as wall
+from graft_nodes.patches.core.calls import around
 from graft_nodes.tests.second_device.device import DEVICE, meter
 from graft_nodes.training.memory.cast_weights import cast_weights
 from torch import nn
@@ -95,6 +96,29 @@ def test_what_a_host_s_layer_unpacks_is_unpacked_to_the_type_of_the_computation(
     assert torch.equal(found, expected) and lower <= peak
     gradient(model)
     assert model[1].seen == torch.float32
+
+
+def test_what_an_adapter_reads_beside_a_layer_is_not_cast():
+    """Gradients add up in the input's own type, or a model whose weights wait in host memory would learn otherwise."""
+    model = network(BF16, Casting)
+    for layer in model:
+        if isinstance(layer, nn.LayerNorm):
+            layer.float()
+    pairs = {layer: torch.randn(WIDTH, WIDTH).to(DEVICE) / WIDTH for layer in model if isinstance(layer, nn.Linear)}
+    seen = []
+
+    def adapter(layer, inner, x):
+        seen.append(x.dtype)
+        return inner(x) + nn.functional.linear(x, pairs[layer])
+
+    handles = [around(layer, "adapter", adapter) for layer in pairs]
+    expected, _ = gradient(model)
+    with cast_weights(model, BF16):
+        found, _ = gradient(model)
+        assert model[1].seen == BF16
+    assert torch.equal(found, expected) and set(seen) == {torch.float32}
+    for handle in handles:
+        handle.leave()
 
 
 def test_an_error_leaves_the_model_as_it_was():

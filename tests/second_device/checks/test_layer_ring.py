@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.patches.core.host_memory import pinned
 from graft_nodes.patches.core.slots import slot_key
 from graft_nodes.tests.second_device import memory
 from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
@@ -12,7 +13,7 @@ from graft_nodes.tests.training.conftest import lab  # noqa: F401
 from graft_nodes.training.memory import offload, pinning
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
-from graft_nodes.training.memory.layer_ring import SideStream, layers_on_host
+from graft_nodes.training.memory.layer_ring import SideStream, fewest_waiting, layers_on_host, spread
 from graft_nodes.training.memory.quantized_base import base
 from graft_nodes.training.memory.quantized_base.base import quantize_base
 from graft_nodes.training.memory.quantized_base.registry import FORMATS, find_format, names
@@ -69,7 +70,7 @@ def _gradient(module, device):
 def test_bytes_order_and_waits_of_a_step(model):
     with checkpoint_blocks(model):
         plain = _gradient(model, "cpu")
-    block, whole = _bytes(model.blocks[0]), _bytes(model)
+    block = _bytes(model.blocks[0])
     with layers_on_host(model, DEVICE), checkpoint_blocks(model):
         for _ in range(2):
             _gradient(model, DEVICE)
@@ -77,25 +78,65 @@ def test_bytes_order_and_waits_of_a_step(model):
         meter.clear()
         found = _gradient(model, DEVICE)
         x = 4 * 2 * WIDTH
-        # all of it for the forward pass, and every block but the last again for the backward pass
-        assert meter.uploaded - x == whole + (BLOCKS - 1) * block
+        # every block for the forward pass, and all but the last again for the backward pass
+        assert meter.uploaded - x == (2 * BLOCKS - 1) * block
         assert not meter.synchronizations and len(meter.blocking_uploads) == 1  # x
-        # outside, the block that computes and the next one; and a few rows
-        assert 2 * block < meter.peak - before - (whole - BLOCKS * block) < 2.1 * block
+        # the block that computes and the next one; and a few rows
+        assert 2 * block < meter.peak - before < 2.1 * block
         assert meter.downloaded == 0
         del found
         assert meter.allocated <= before
         assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
 
 
+@pytest.mark.parametrize("waiting", range(BLOCKS + 1))
+def test_blocks_that_stay_come_over_once_and_the_others_twice_a_step(model, waiting):
+    with checkpoint_blocks(model):
+        plain = _gradient(model, "cpu")
+    block, whole = _bytes(model.blocks[0]), _bytes(model)
+    before = meter.allocated
+    meter.clear()
+    with layers_on_host(model, DEVICE, waiting=waiting), checkpoint_blocks(model):
+        stays = whole - waiting * block
+        assert meter.uploaded == meter.allocated - before == stays  # straight to where it stays
+        assert sum(p.is_pinned() for p in model.parameters() if p.nbytes >= offload.SMALL) == 2 * waiting
+        for _ in range(2):
+            _gradient(model, DEVICE)
+        meter.clear()
+        found = _gradient(model, DEVICE)
+        assert meter.uploaded - 4 * 2 * WIDTH == max(0, 2 * waiting - 1) * block
+        assert not meter.synchronizations and meter.downloaded == 0
+        assert meter.peak - before - stays < (min(waiting, 2) + 0.2) * block
+        assert torch.equal(found.cpu(), plain)
+    assert not memory.registered and meter.allocated == before + found.nbytes
+
+
+@pytest.mark.parametrize("count", range(1, 9))
+def test_blocks_that_wait_are_evenly_spread(count):
+    for chosen in range(count + 2):
+        gone = spread(count, chosen)
+        assert len(gone) == len(set(gone)) == min(count, chosen) and gone == sorted(gone)
+        gaps = [later - earlier for earlier, later in zip([-1, *gone], gone, strict=False)]
+        assert not gone or (gone[-1] == count - 1 and max(gaps) - min(gaps) <= 1)
+
+
+def test_as_few_wait_as_the_room_allows():
+    sizes = [5, 1, 5, 1, 5, 1]
+    for room in range(20):
+        fewest = fewest_waiting(sizes, room)
+        # those that stay: 0 to 5, 0 to 4, (0, 1, 3, 4), (0, 2, 4), (0, 3), (0), none; at first fewer come and go
+        least = (18 - 2, 17 - 1, 12, 15, 6, 5, 0)
+        assert fewest == next(waiting for waiting in range(7) if room >= least[waiting])
+
+
 def test_host_memory_is_pinned_where_it_lies_and_only_meanwhile(model):
-    large = [p for p in model.parameters() if p.nbytes >= offload.SMALL]
-    places = [p.data_ptr() for p in model.parameters()]
-    with layers_on_host(model, DEVICE) as pins:
+    large = [p for p in model.blocks.parameters() if p.nbytes >= offload.SMALL]
+    places = [p.data_ptr() for p in model.blocks.parameters()]
+    with layers_on_host(model, DEVICE):
         assert large and all(p.is_pinned() for p in large) and len(memory.registered) == len(large)
-        assert not pins.missing and pins.note == ""
+        assert not pinned.note
         _gradient(model, DEVICE)
-        assert [p.data_ptr() for p in model.parameters()] == places
+        assert [p.data_ptr() for p in model.blocks.parameters()] == places
         with layers_on_host(model, DEVICE):  # what somebody has pinned stays pinned
             assert len(memory.registered) == len(large)
         assert len(memory.registered) == len(large)
@@ -107,21 +148,23 @@ def test_what_cannot_be_pinned_is_said_and_the_result_is_the_same(model, monkeyp
         plain = _gradient(model, "cpu")
     size = model.first.weight.nbytes
     monkeypatch.setattr(memory.Runtime, "registered_limit", 3 * size)
-    with layers_on_host(model, DEVICE) as pins, checkpoint_blocks(model):
-        assert pins.missing == (2 * BLOCKS + 1 - 3) * size and "GB of the layers could not be pinned" in pins.note
+    pinned.begin_anew()
+    with layers_on_host(model, DEVICE), checkpoint_blocks(model):
+        assert pinned.missing == (2 * BLOCKS - 3) * size and "GB of CPU memory could not be pinned" in pinned.note
         for _ in range(2):
             assert torch.equal(_gradient(model, DEVICE).cpu(), plain)
     assert not memory.registered
 
 
-def test_nothing_is_pinned_where_the_host_says_so(lab):  # noqa: F811
+def test_nothing_is_pinned_where_the_host_says_so(lab, monkeypatch):  # noqa: F811
     dataset, seen, plain = _dataset(lab), [], None
-    for pins_memory in (True, False):
+    for limit in (None, 0):
         denoiser, found = _denoiser(lab, DEVICE), []
-        denoiser.pins_memory = pins_memory
+        monkeypatch.setattr(pinned, "limit", limit)
         watching = Callbacks(on_step=lambda *_, found=found: found.append(len(memory.registered)), note=seen.append)
         state = train(_state(lab, dataset, offload="layers"), denoiser, dataset, 2, watching)
-        assert bool(found[-1]) == pins_memory and not seen
+        assert bool(found[-1]) == (limit is None)
+        assert set(seen) == {"offload to CPU memory: 3 of 3 blocks wait in CPU memory"}
         assert plain is None or _same(plain, state)
         plain = state
 
@@ -169,19 +212,18 @@ def test_quantized_weights_come_over_in_place_of_the_models_own(model, monkeypat
         layers_on_host(model, DEVICE, staying=lambda: found.waiting),
         checkpoint_blocks(model),
     ):
-        linear = [part for part in model.modules() if isinstance(part, nn.Linear)]
+        linear = [part for part in model.blocks.modules() if isinstance(part, nn.Linear)]
         assert all(tensor.device.type == "cpu" for part in linear for tensor in part.buffers())
         pinned = [part.quantized_numbers for part in linear if part.quantized_numbers.nbytes >= offload.SMALL]
         assert len(memory.registered) == len(pinned)
         for _ in range(2):
             _gradient(model, DEVICE)
-        own = sum(part.weight.nbytes for part in linear)
         block_own = sum(part.weight.nbytes for part in model.blocks[0].children())
-        block, whole = _bytes(model.blocks[0]) - block_own, _bytes(model) - own
+        block = _bytes(model.blocks[0]) - block_own
         before = meter.allocated
         meter.clear()
         gradient = _gradient(model, DEVICE)
-        assert meter.uploaded - 4 * 2 * WIDTH == whole + (BLOCKS - 1) * block
+        assert meter.uploaded - 4 * 2 * WIDTH == (2 * BLOCKS - 1) * block
         assert not meter.synchronizations and len(meter.blocking_uploads) == 1  # x
         gradient = gradient.cpu()
         assert meter.allocated <= before
@@ -205,9 +247,8 @@ def test_switched_off_the_models_own_weights_come_over(model, monkeypatch, weigh
         meter.clear()
         with found.switch_off():
             assert torch.equal(model(x.to(DEVICE)).cpu(), expected)
-        assert meter.uploaded - x.nbytes == _bytes(model) - sum(
-            tensor.nbytes for name, tensor in model.named_buffers() if "quantized" in name
-        )
+        quantized = sum(tensor.nbytes for name, tensor in model.named_buffers() if "quantized" in name)
+        assert meter.uploaded - x.nbytes == _bytes(model) - quantized - model.first.bias.nbytes  # which is there
         assert not torch.equal(inside, expected) and torch.equal(model(x.to(DEVICE)).cpu(), inside)
 
 
@@ -281,6 +322,35 @@ def test_the_planned_peak_is_the_measured_one(lab, monkeypatch, base_weights):  
         Callbacks(on_step=lambda *_: peaks.append(meter.peak)),
     )
     assert peaks[-1] - before == pytest.approx(planned.peak, rel=0.1)
+
+
+@pytest.mark.parametrize("base_weights", ["as loaded", *names()])
+@pytest.mark.parametrize("waiting", [1, 2])
+def test_fewer_blocks_wait_by_number_or_by_the_room_that_there_is(lab, monkeypatch, base_weights, waiting):  # noqa: F811
+    monkeypatch.setattr(base, "SMALL", 0)
+    dataset = _dataset(lab, count=4)
+    here = _with_model_on(DEVICE, _denoiser(lab, DEVICE))
+    expected = train(_state(lab, dataset, base_weights, checkpointing=True), here, dataset, 3)
+    all_wait = _state(lab, dataset, base_weights, offload="layers")
+    asked = _state(lab, dataset, base_weights, offload="layers", swapped_blocks=waiting)
+    least = plan(all_wait, _denoiser(lab, META), dataset)
+    planned = plan(asked, _denoiser(lab, META), dataset)
+    room = least.blocks[0]  # 1 waits: two stay, and one fewer comes and goes; 2 wait: one stays
+    assert len(least.blocks) == 3 and planned.blocks == ()
+    assert planned.peak - least.peak == pytest.approx(room, rel=0.1)
+    for state, free in ((asked, 0), (all_wait, room)):
+        denoiser, peaks, notes = _denoiser(lab, DEVICE), [], []
+        denoiser.room_for_blocks = free
+        before = meter.allocated
+        meter.clear()
+        watching = Callbacks(on_step=lambda *_, peaks=peaks: peaks.append(meter.peak), note=notes.append)
+        assert _same(train(state, denoiser, dataset, 3, watching), expected)
+        assert peaks[-1] - before == pytest.approx(planned.peak, rel=0.1)
+        assert free == 0 or "0 of 3 blocks wait" in notes[0]
+    denoiser, notes = _denoiser(lab, DEVICE), []
+    denoiser.room_for_blocks = room - 1
+    train(all_wait, denoiser, dataset, 1, Callbacks(note=notes.append))
+    assert "3 of 3 blocks wait" in notes[0]
 
 
 @pytest.mark.parametrize("base_weights", names())

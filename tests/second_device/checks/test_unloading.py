@@ -4,7 +4,7 @@ import comfy.model_management as management
 import comfy.model_patcher
 import torch
 from graft_nodes import host as wall
-from graft_nodes.tests.second_device.device import DEVICE
+from graft_nodes.tests.second_device.device import DEVICE, meter
 
 
 def loaded():
@@ -23,3 +23,13 @@ def test_another_model_leaves_the_device_and_comes_back_as_it_was(host):
         assert layer.weight.device.type == "cpu" and layer.weight.equal(weight)
     management.load_models_gpu([other])
     assert layer.weight.device.type == DEVICE.type and layer.weight.cpu().equal(weight)
+
+
+def test_layers_in_host_memory_are_loaded_there(host):
+    model = host.call("GraftDemo")[0]
+    loads_whole = "vram_state" not in vars(management)  # the embedded host
+    meter.clear()
+    with wall.denoiser.open_denoiser(model, layers=True):
+        places = {parameter.device.type for parameter in model.model.diffusion_model.parameters()}
+        assert places == ({DEVICE.type} if loads_whole else {"cpu"})
+        assert bool(meter.uploaded) == loads_whole and meter.downloaded == 0

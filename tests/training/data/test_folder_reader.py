@@ -577,6 +577,8 @@ def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
         "caption_suffix: a",
         "resolutions: [128]",
         "small: skip",
+        "size: 128",
+        "flip_p: 0.5",
     )
     digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
     assert len(set(digests.values())) == len(texts)
@@ -588,6 +590,7 @@ def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
         "workers: 2",
         "write_schedule: true",
         "changed: stop",
+        "validation: {crop: top}",
     )  # these change no picture
     named = {line.partition(":")[0] for text in (*texts, *speed) for line in text.splitlines()}
     assert named | elsewhere == {field.name for field in dataclasses.fields(Filters)}

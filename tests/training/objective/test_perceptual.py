@@ -78,11 +78,13 @@ def test_a_torchvision_of_another_torch_is_named(monkeypatch, tmp_path):
     (tmp_path / "lpips.py").write_text("raise RuntimeError('operator torchvision::nms does not exist')", "utf-8")
     monkeypatch.delitem(sys.modules, "lpips", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(ValueError, match=r"needs the torchvision of this torch .*nms does not exist.*: pip install"):
+    with pytest.raises(
+        ValueError, match=r"needs the torchvision of this torch .*nms does not exist.*: .*-m pip install"
+    ):
         perceptual.check_installed()
 
 
 def test_a_missing_package_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "lpips", None)
-    with pytest.raises(ValueError, match="pip install lpips torchvision, or set LPIPS weight to 0"):
+    with pytest.raises(ValueError, match="-m pip install lpips torchvision, or set LPIPS weight to 0"):
         perceptual.check_installed()

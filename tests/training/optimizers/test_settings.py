@@ -149,7 +149,7 @@ def test_what_does_not_fit_a_run_is_said_at_its_start_and_when_settings_change(l
 def test_a_missing_package_is_named_with_what_to_install(lab, monkeypatch, optimizer, package):
     monkeypatch.setitem(sys.modules, package.replace("-", "_"), None)
     with pytest.raises(
-        ValueError, match=f"{optimizer} needs the package {package}: pip install {package} .*`optimizers`"
+        ValueError, match=f"{optimizer} needs the package {package}: .*python.* -m pip install {package} .*`optimizers`"
     ):
         lab.state(lab.Flow(), lab.pictures(), ema=False, optimizer=optimizer, schedule="constant")
 

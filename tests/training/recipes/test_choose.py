@@ -18,6 +18,7 @@ from graft_nodes.training.recipes.facts import Device, facts_of
 from graft_nodes.training.recipes.fit import USABLE
 from graft_nodes.training.recipes.published import GENERAL, PUBLISHED, published_for
 from graft_nodes.training.recipes.report import report
+from graft_nodes.training.recipes.wish import MEMORIES, STRENGTHS, Wish
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 from .real_sizes import FAMILIES, facts
@@ -33,7 +34,7 @@ def unknown():
 
 
 def chosen(family, **wish):
-    return choose.recipe(facts(family), choose.Wish(**wish), CUDA)
+    return choose.recipe(facts(family), Wish(**wish), CUDA)
 
 
 def test_each_family_of_the_task_is_recognized_and_has_a_recipe():
@@ -45,9 +46,9 @@ def test_each_family_of_the_task_is_recognized_and_has_a_recipe():
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("goal", choose.GOALS)
-@pytest.mark.parametrize("memory", choose.MEMORIES)
+@pytest.mark.parametrize("memory", MEMORIES)
 def test_settings_fit_into_the_memory_and_the_report_names_each(family, goal, memory):
-    wish = choose.Wish(goal=goal, memory=memory)
+    wish = Wish(goal=goal, memory=memory)
     found = choose.recipe(facts(family), wish, CUDA)
     assert found.estimate.total <= USABLE * found.memory
     assert not remarks(found.optimizer)
@@ -111,7 +112,7 @@ def test_goal_strength_and_steps_change_what_they_say():
     assert [one.adapter.rank for one in (subject, style, concept)] == [16, 16, 32]
     assert concept.adapter.alpha == 32.0
     assert style.objective.conditioning_dropout == 0.1
-    rates = [chosen("flux", strength=strength).optimizer.learning_rate for strength in choose.STRENGTHS]
+    rates = [chosen("flux", strength=strength).optimizer.learning_rate for strength in STRENGTHS]
     assert rates == [5e-5, 1e-4, 2e-4]
     short, long = chosen("flux", steps=2), chosen("flux", steps=500_000)
     assert (short.ema.decay, long.ema.decay) == (0.5, 0.9999)
@@ -125,7 +126,7 @@ def test_the_note_on_published_figures_is_among_the_hints(family):
 
 
 def test_an_unknown_family_gets_general_defaults_and_the_report_says_so():
-    wish = choose.Wish()
+    wish = Wish()
     found = choose.recipe(unknown(), wish, CUDA)
     assert found.adapter == AdapterSettings(rank=32, alpha=32.0, targets="all")
     assert published_for("") is GENERAL
@@ -137,7 +138,7 @@ def test_an_unknown_family_gets_general_defaults_and_the_report_says_so():
 
 
 def test_auto_takes_the_device_and_on_the_cpu_the_report_says_so():
-    wish = choose.Wish()
+    wish = Wish()
     on_card, on_cpu = (choose.recipe(facts("sdxl"), wish, device) for device in (CUDA, CPU))
     assert (on_card.memory, on_cpu.memory) == (CUDA.free, CPU.free)
     assert "auto: what a card has free when ComfyUI unloads its models" in report(on_card, facts("sdxl"), wish, CUDA)
@@ -150,7 +151,7 @@ def test_auto_takes_the_device_and_on_the_cpu_the_report_says_so():
 def test_eight_bits_only_where_they_run(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: object())
     assert chosen("flux", memory="48 GB").optimizer.optimizer == "adamw8bit"
-    assert choose.recipe(facts("flux"), choose.Wish(), CPU).optimizer.optimizer == "adamw"
+    assert choose.recipe(facts("flux"), Wish(), CPU).optimizer.optimizer == "adamw"
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     found = chosen("flux", memory="48 GB")
     assert found.optimizer.optimizer == "adamw"
@@ -161,7 +162,7 @@ def test_eight_bits_only_where_they_run(monkeypatch):
 def test_adafactor_saves_the_optimizers_memory_and_takes_adamws_rate(monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda module: None)
     tight = dataclasses.replace(CUDA, free=7 * GB)
-    found = choose.recipe(facts("sdxl"), choose.Wish(), tight).optimizer
+    found = choose.recipe(facts("sdxl"), Wish(), tight).optimizer
     assert (found.optimizer, found.learning_rate, found.offload) == ("adafactor", 1e-4, "none")
     assert found.parsed_options == {"scale_parameter": False}
     assert not remarks(found)
@@ -173,16 +174,16 @@ def test_adafactor_saves_the_optimizers_memory_and_takes_adamws_rate(monkeypatch
         ({"goal": "face"}, "goal is 'face', expected one of subject, style, concept"),
         ({"memory": "7 GB"}, "memory is '7 GB', expected one of auto, 6 GB"),
         ({"strength": "2"}, "strength is '2', expected one of light, normal, strong"),
-        ({"steps": 0}, "steps is 0, expected 1 or more"),
+        ({"steps": 0}, "steps is 0, expected from 1 to 10000000"),
     ],
 )
 def test_a_wish_that_is_none_is_refused(given, words):
     with pytest.raises(ValueError, match=re.escape(words)):
-        choose.Wish(**given)
+        Wish(**given)
 
 
 def test_a_model_that_cannot_be_trained_is_refused():
     with pytest.raises(ValueError, match="training knows eps, v and flow"):
-        choose.recipe(dataclasses.replace(facts("sd1"), prediction="x0"), choose.Wish(), CUDA)
+        choose.recipe(dataclasses.replace(facts("sd1"), prediction="x0"), Wish(), CUDA)
     with pytest.raises(ValueError, match="no linear layer that a LoRA could train"):
         facts_of(build_model({"conv.0": (4, 4, 3)}), None, "eps")

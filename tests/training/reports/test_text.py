@@ -43,3 +43,22 @@ def test_a_weighting_that_leaves_nothing_of_pure_noise_is_said(lab, weighting, t
     for report in (text.beginning(state, dataset, ()), text.step(state, Outcome(state, None, 0, 0.0), ())):
         lines = [line for line in report.splitlines() if line.startswith(f"loss weighting {weighting} counts")]
         assert len(lines) == said and all("pure noise, 5e-08 times" in line for line in lines)
+
+
+@pytest.mark.parametrize(("accumulation", "ranks", "said"), [(1, 1, 0), (4, 1, 1), (4, 4, 0), (8, 4, 1)])
+def test_accumulation_is_said_to_be_a_larger_batch_and_no_better(lab, accumulation, ranks, said):
+    """The batches of several ranks are no accumulation that somebody chose."""
+    dataset = lab.pictures()
+    state = lab.state(lab.Flow(), dataset, accumulation=accumulation)
+    lines = text.beginning(state, dataset, (), ranks=ranks).splitlines()
+    notes = [line for line in lines if line.startswith("gradient accumulation")]
+    assert len(notes) == said and all(f"takes {accumulation // ranks} batches" in note for note in notes)
+
+
+@pytest.mark.parametrize("precision", ["auto", "fp16", "bf16"])
+def test_fp16_for_a_vae_is_warned_of(lab, precision):
+    dataset = lab.pictures()
+    state = lab.state(lab.Flow(), dataset, precision=precision)
+    state = replace(state, start=replace(state.start, task="vae", task_settings=VaeSettings()))
+    report = text.beginning(state, dataset, ())
+    assert ("a VAE's loss may become NaN" in report) == (precision == "fp16")

@@ -88,7 +88,11 @@ def test_savings_save_what_they_move_or_narrow(lab):
     plain, half = _planned(lab, FULL), _planned(lab, FULL, precision="full-bf16")
     assert half.parts["trained"] * 2 == plain.parts["trained"]
     assert _planned(lab, FULL, offload="optimizer").parts["optimizer"] == 0
-    assert _planned(lab, LORA, offload="layers").parts["weights"] == 0
+    outside = 2 * 4 * WIDTH  # weight and bias of the norm
+    assert _planned(lab, LORA, offload="layers", swapped_blocks=2).parts["weights"] == outside
+    block = (plain.parts["weights"] - outside) // 2
+    assert _planned(lab, LORA, offload="layers", swapped_blocks=1).parts["weights"] == outside + block
+    assert _planned(lab, LORA, offload="layers").blocks == (block, block)
     assert _planned(lab, LORA, checkpointing=True).peak < 0.8 * _planned(lab, LORA).peak
     assert _planned(lab, LORA, batch_size=1).parts["activations"] < 0.3 * _planned(lab, LORA).parts["activations"]
     assert _planned(lab, LORA, offload="activations").peak < 0.8 * _planned(lab, LORA).peak
@@ -117,7 +121,7 @@ def test_quantized_weights_are_counted_in_place_of_the_models_own_or_beside_them
 def test_quantized_layers_in_host_memory_take_none_of_the_devices(lab, monkeypatch, base_weights, shared):
     monkeypatch.setattr(base, "SMALL", 0)
     adapter = replace(INT8, base_weights=base_weights)
-    assert _planned(lab, adapter, offload="layers").parts["weights"] == shared
+    assert _planned(lab, adapter, offload="layers", swapped_blocks=2).parts["weights"] == shared + 2 * 4 * WIDTH
 
 
 @pytest.mark.parametrize("adapter", [LORA, INT8, NF4], ids=["lora", "int8", "nf4"])

@@ -103,6 +103,17 @@ def test_layers_in_nf4_where_either_is_not_enough(lab):
     assert saved.plan.peak <= 0.9 * 2.6 * GB
 
 
+def test_how_many_blocks_wait_is_said_and_what_a_step_takes_then(lab):
+    def planned(state):
+        blocks = (GB,) * 12 if state.settings.optimizer.offload == "layers" else ()
+        return replace(_plan(state), blocks=blocks)
+
+    text = report(_state(lab, batch_size=1), planned, 8 * GB)
+    assert "offload to CPU memory layers: 3.00 GB" in text  # of 7.2 that may be used
+    assert text.endswith("of its 12 blocks 8 wait in CPU memory then, and it takes 7.00 GB")
+    assert "blocks" not in report(_state(lab, batch_size=1), planned, 40 * GB)
+
+
 def test_nothing_is_proposed_that_the_settings_exclude(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     nf4 = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2, base_weights="nf4"))

@@ -458,6 +458,17 @@ def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypat
     assert _kinds(bench) == [(2, "snapshot"), (4, "snapshot"), (6, "snapshot"), (8, "result")]
 
 
+def test_some_states_are_kept_for_good_and_others_take_the_place_of_the_one_before(bench, monkeypatch):
+    """LunNova's two rules at once, and the best by a measure beside them."""
+    _measure(monkeypatch, [9.0, 5.0, 4.0, 6.0, 7.0, 8.0])
+    partial, seen = bench.store.save_partial, []
+    monkeypatch.setattr(
+        bench.store, "save_partial", lambda state, target: seen.append(state.step) or partial(state, target)
+    )
+    bench.run(11, keep="best", validate_every=2, snapshot_every=2, keep_every=5)
+    assert _kinds(bench) == [(4, "best"), (5, "snapshot"), (10, "snapshot"), (11, "result")] and seen == [2, 4, 6, 8]
+
+
 LASTING = ["best", "snapshot", "result"]  # the least first
 
 

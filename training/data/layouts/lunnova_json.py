@@ -64,7 +64,13 @@ class JsonIndex(CaptionReader):
                     f"describes {image.relative_to(self.folder).as_posix()}, which another JSON file does already; not"
                     " used"
                 )
-            self._captions[image] = _caption_of(record)
+            tags = record["tags"]
+            if isinstance(tags, str):
+                tags = split_template(tags)
+            stripped = (str(tag).strip() for tag in tags)
+            self._captions[image] = WrittenCaption(
+                tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record)
+            )
             return described
         if chosen:
             raise ValueError('expected an object with tags, as {"tags": [...], "score": 55, "path": "a.png"}')
@@ -99,7 +105,7 @@ def _json_files(folder: Path) -> list[Path]:
 
 def _load_record(file: Path) -> dict[str, Any] | None:
     """The JSON object of a file that describes an image, None for another file."""
-    record = read_json(file, _MOST_BYTES)
+    record = read_json(file, _MOST_BYTES, has_comments=True)
     if isinstance(record, dict) and isinstance(record.get("tags"), list | str):
         return record
     return None
@@ -123,14 +129,6 @@ def _described_image(file: Path, folder: Path, record: dict[str, Any], names: Fo
     if image is None:
         raise ValueError(f"path {record['path']!r} names no file below the dataset's folder")
     return image
-
-
-def _caption_of(record: dict[str, Any]) -> WrittenCaption:
-    tags = record["tags"]
-    if isinstance(tags, str):
-        tags = split_template(tags)
-    stripped = (str(tag).strip() for tag in tags)
-    return WrittenCaption(tags=tuple(tag for tag in stripped if tag), found=True, score=_score_of(record))
 
 
 def _score_of(record: dict[str, Any]) -> float | None:
@@ -157,7 +155,7 @@ LAYOUT = DatasetLayout(
     documentation=(
         'one JSON file per image, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55, "path":'
         ' "images/1.png"}`. `path` is relative to the dataset\'s folder. Without `path`, the file describes the image'
-        " of the same name beside it. Images without such a file are left out."
+        " of the same name beside it. Images without such a file are left out. Comments (`# …`) may stand in the file."
     ),
     suffixes=(".json",),
     recognize=_recognize,

@@ -57,7 +57,17 @@ def check_run_of(name: str) -> Callable[[RunFacts], list[str]]:
 
 
 def average(live: Tensor, state: Mapping[str, Any], group: Mapping[str, Any]) -> Tensor | None:
-    """The weights to sample with (x), in float32; the live weights (y) lie between x and z."""
+    """The weights to sample with, x of the schedule-free method (Defazio 2024, arXiv 2405.15682). The live weights y
+    lie between x and z: y = beta1 x + (1 - beta1) z.
+
+    Args:
+        live: the weights that are trained (y), of any shape.
+        state: the optimizer's state of the tensor, with z.
+        group: its parameter group, with the betas.
+
+    Returns:
+        x in float32, None before the first step.
+    """
     z = state.get("z")
     if z is None:
         return None

@@ -3,6 +3,7 @@ they should be.
 """
 
 import json
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ from graft_nodes.training.data.folder_settings import FolderSettings
 from graft_nodes.training.random_draws import generator
 from PIL import Image
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 EXAMPLE = {
     "tags": ["oc:kindle", "oc", "kirin", "artist:lulubell", "oc only", "solo", "safe"],
     "score": 55,
@@ -71,6 +73,23 @@ def test_the_example_of_the_post(tmp_path, captions):
     assert _captions(_read(tmp_path, text, captions)) == {
         EXAMPLE["path"]: "oc=kindle oc kirin by=lulubell oc_only solo scr50"
     }
+
+
+@pytest.mark.parametrize("captions", ["json", "auto"])
+def test_comments_as_they_are_printed_are_read_past(tmp_path, captions):
+    _picture(tmp_path, "images/12/77.png")
+    (tmp_path / "metadata").mkdir()
+    (tmp_path / "metadata" / "1.json").write_bytes((SAMPLES / "lunnova.json").read_bytes())
+    found = _captions(_read(tmp_path, captions=captions))
+    assert found == {"images/12/77.png": "oc:ember, pegasus, artist:someone, solo, #1 fan"}
+
+
+def test_an_error_behind_comments_has_its_line(tmp_path):
+    _picture(tmp_path, "1.png")
+    text = '{\n  # the tags\n  "tags": ["a # b"]  # and no comma\n  "score": 3\n}\n'
+    (tmp_path / "1.json").write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match=r"1\.json: is not JSON \(Expecting ',' delimiter: line 4 column 3"):
+        _read(tmp_path)
 
 
 def test_a_cameras_picture_in_capitals(tmp_path):
