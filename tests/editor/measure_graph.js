@@ -143,8 +143,9 @@ export function measureGraph(modern) {
       const isHidden = !one.checkVisibility({ visibilityProperty: true, opacityProperty: true })
       if (isHidden || one.closest('.graft') || getComputedStyle(one).display === 'inline') continue
       const isWide = one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== 'visible'
-      if (isWide)
-        {wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)}
+      if (isWide) {
+        wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)
+      }
     }
     return texts.length
   }

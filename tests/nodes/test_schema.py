@@ -41,7 +41,6 @@ SEARCHES = {
     "gradient checkpointing": "GraftOptimizer",
     "dpo": "GraftObjective",
     "validation": "TrainStep",
-    "loss curve": "TrainStep",
     "resume training": "GraftLoadState",
     "kontext": "GraftSamples",
     "image to video": "GraftSamples",
