@@ -107,10 +107,7 @@ class OptimizerStepper:
         devices: Mapping[str, torch.device],
     ) -> dict[str, Tensor]:
         """Copies of the tensors that gradients are taken at, each on its device."""
-        if self.half:
-            dtype = torch.bfloat16
-        else:
-            dtype = torch.float32
+        dtype = torch.bfloat16 if self.half else torch.float32
         copies = {}
         for name, tensor in trained.items():
             start = slots[name].get(self._live_slot, tensor)
@@ -396,10 +393,7 @@ class OptimizerStepper:
         """Fill a float32 stand-in with the weight and gradient of its bf16 tensor."""
         live, parameter = self.trained[name], self._stepped_tensors[name]
         parameter.data = live.detach().float()
-        if live.grad is None:
-            parameter.grad = None
-        else:
-            parameter.grad = live.grad.float()
+        parameter.grad = None if live.grad is None else live.grad.float()
         live.grad = None
 
     def _narrow(self, name: str) -> None:

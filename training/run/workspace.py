@@ -109,9 +109,7 @@ class Workspace:
         self.average_validation: list[tuple[int, float]] = []
         self.accuracy: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
-        self.base: Mapping[str, Tensor] | None = None
-        if self.powers and state.base is not None and state.start.adapter.full_weights:
-            self.base = state.base()
+        self.base = state.base_of_differences() if self.powers else None
         self.quantized: quantized_base.QuantizedBase | None = None  # the model's weights while they are
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
