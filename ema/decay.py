@@ -48,9 +48,9 @@ class EMASettings:
         "decay schedule",
         "constant",
         "How the decay changes over the run. constant: the decay below. ramp: min(decay, (1+n)/(10+n)), good for"
-        " short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse gamma and p the warmup power. power:"
-        " Karras 2024, with the first width. target: chosen so that the start share below is left after the run's"
-        " total steps.",
+        " short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse gamma and p the warmup power. power: Karras"
+        " 2024, with the first width. target: chosen so that after the run's total steps, the start share below is"
+        " left.",
         choices=SCHEDULES,
         onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
         diffusers=(
@@ -62,7 +62,8 @@ class EMASettings:
     decay: float = setting(
         "decay",
         0.999,
-        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs.",
+        "How much of the average is kept at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short"
+        " runs.",
         low=0.0,
         high=0.999999,
         step=0.0001,
@@ -114,9 +115,9 @@ class EMASettings:
     interval: int = setting(
         "update every N steps",
         1,
-        "Updates the average every N steps. Raise it to save time. The decay stays that of one step: with 50, decay"
-        " 0.99 a step becomes 0.605 an update (0.99^50). EveryDream2's decay is that of an update: for its 0.99"
-        " every 50 steps set decay to 0.9998. An update is one pass over all tensors, as with diffusers' foreach.",
+        "Updates the average every N steps. Raise it to save time. Decay is still the decay per step: with 50, decay"
+        " 0.99 per step becomes 0.605 per update (0.99^50). EveryDream2's decay is per update: for its 0.99 every 50"
+        " steps, set decay to 0.9998. An update is one pass over all tensors, as with diffusers' foreach.",
         low=1,
         high=100000,
         advanced=True,
@@ -130,7 +131,7 @@ class EMASettings:
     device: str = setting(
         "store average on",
         "same",
-        "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory.",
+        "Where the average is kept. same: on the device of the weights. host: in CPU memory, to save GPU memory.",
         choices=DEVICES,
         advanced=True,
         everydream2=("--ema_device", "`cpu` is `host`, `cuda` is `same`"),
@@ -159,7 +160,7 @@ class EMASettings:
     switch_every: int = setting(
         "reset to average every N steps",
         0,
-        "Sets the weights to their average every N steps and continues training from there. 0 is never.",
+        "Replaces the weights with their average every N steps and continues training from there. 0 is never.",
         low=0,
         high=1000000,
         advanced=True,
