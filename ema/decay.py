@@ -55,8 +55,8 @@ class EMASettings:
         onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
         diffusers=(
             "use_ema_warmup",
-            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules begin at 0"
-            " and rise by themselves",
+            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules start at 0"
+            " and rise automatically",
         ),
     )
     decay: float = setting(
@@ -70,13 +70,12 @@ class EMASettings:
         ai_toolkit="train.ema_config.ema_decay",
         onetrainer=(
             "EMA Decay",
-            "OneTrainer's is that of an update, Graft's that of a step: for an interval of 5 take the fifth root,"
-            " 0.9998 for 0.999",
+            "OneTrainer's is per update, Graft's per step: for an interval of 5 take the fifth root, 0.9998 for 0.999",
         ),
         everydream2=(
             "--ema_decay_rate",
-            "with decay schedule `constant`. EveryDream2's is that of an update, Graft's that of a step: for 0.99"
-            " every 50 steps set 0.9998",
+            "with decay schedule `constant`. EveryDream2's is per update, Graft's per step: for 0.99 every 50 steps"
+            " set 0.9998",
         ),
         diffusers=("decay", "0.9999 in diffusers, 0.999 here"),
     )
@@ -126,7 +125,7 @@ class EMASettings:
             "--ema_update_interval",
             "with gradient accumulation EveryDream2 multiplies it, Graft does not",
         ),
-        diffusers=("foreach", "has no switch: an update is always one pass over all tensors"),
+        diffusers=("foreach", "no switch: an update is always one pass over all tensors"),
     )
     device: str = setting(
         "store average on",
@@ -137,7 +136,7 @@ class EMASettings:
         everydream2=("--ema_device", "`cpu` is `host`, `cuda` is `same`"),
         diffusers=(
             "device",
-            "`cpu` is `host`. Copies run through pinned memory by themselves, without pin_memory and non_blocking",
+            "`cpu` is `host`. Copies go through pinned memory automatically, without pin_memory and non_blocking",
         ),
     )
     snapshots: int = setting(

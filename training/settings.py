@@ -117,7 +117,7 @@ class StepSettings:
             "--save_every_n_steps, --save_state, --resume",
             "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
         ),
-        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, as 2000. Each takes the place of the last"),
+        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, such as 2000. Each replaces the last one"),
         ai_toolkit="save.save_every",
         onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
@@ -186,7 +186,7 @@ class StepSettings:
         low=0,
         high=10_000_000,
         advanced=True,
-        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, as 20000"),
+        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, such as 20000"),
     )
     preview_of: str = setting(
         "previews show",

@@ -71,7 +71,7 @@ class ToDoSettings:
         advanced=True,
         kohya=(
             "--todo_factor 4 2, --todo_factor 4 4",
-            "`4 2`, in the same order: the finest depth first. They say how deep it goes, without `--todo_max_depth`",
+            "`4 2`, in the same order: the finest depth first. They set the depth, without `--todo_max_depth`",
         ),
     )
     method: str = setting(

@@ -82,7 +82,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
-        lunnova=("size", "or as it is in filters"),
+        lunnova=("size", "or unchanged in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -117,7 +117,7 @@ class FolderSettings:
             "file names (up to the first `_`): `yaml`; a single prompt for all: a folder `1_your prompt` without"
             " caption files, or `trigger` in filters",
         ),
-        everydream2=("local.yaml, global.yaml", "`yaml`, with the files as they are"),
+        everydream2=("local.yaml, global.yaml", "`yaml`, with the same files"),
     )
     repeats: int = setting(
         "repeats",
@@ -127,7 +127,7 @@ class FolderSettings:
         high=10000,
         ai_toolkit="datasets.num_repeats",
         onetrainer=("Balancing", "or a number in front of the folder's name"),
-        everydream2=("multiply.txt", "or the file as it is"),
+        everydream2=("multiply.txt", "or the file unchanged"),
     )
     flip: float = setting(
         "flip probability",
@@ -145,7 +145,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
-        lunnova=("flip_p", "or as it is in filters"),
+        lunnova=("flip_p", "or unchanged in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -298,7 +298,7 @@ class FolderSettings:
         advanced=True,
         lunnova=(
             "validation",
-            "its filters in `validation` of filters. There it is of the same images",
+            "its filters go into `validation` in filters. LunNova's is part of the same images",
         ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )

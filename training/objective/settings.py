@@ -44,7 +44,7 @@ class ObjectiveSettings:
         ),
         ai_toolkit="train.loss_type",
         onetrainer=("MSE Strength, Huber Strength", "one, not a mixture"),
-        diffusers=("--loss_type sigmoid", "`dpo`. The other types are not here"),
+        diffusers=("--loss_type sigmoid", "`dpo`. Graft does not have the other types"),
     )
     weighting: str = setting(
         "loss weighting",
@@ -142,8 +142,8 @@ class ObjectiveSettings:
         ),
         onetrainer=(
             "Timestep Distribution",
-            "UNIFORM is `uniform`, LOGIT_NORMAL `logit-normal`, HEAVY_TAIL `mode`. For flow models switch model's"
-            " own shift off. The other distributions are not here. Dynamic Timestep Shifting is `flux_shift`, for"
+            "UNIFORM is `uniform`, LOGIT_NORMAL `logit-normal`, HEAVY_TAIL `mode`. For flow models switch model's own"
+            " shift off. Graft does not have the other distributions. Dynamic Timestep Shifting is `flux_shift`, for"
             " Flux: the same idea with a sigmoid",
         ),
     )

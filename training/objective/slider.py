@@ -61,9 +61,9 @@ class SliderSettings:
         choices=METHODS,
         ai_toolkit=(
             "type",
-            "`ai-toolkit` is the objective of Concept Slider: each target gets the mean and the deviation of the"
-            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer`"
-            " with `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
+            "`ai-toolkit` is the objective of Concept Slider: each target is scaled to the mean and deviation of the"
+            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer` with"
+            " `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
             " `name.win.png` and `name.lose.png`",
         ),
     )

@@ -95,7 +95,7 @@ class OptimizerSettings:
         high=1000000,
         advanced=True,
         kohya="--lr_warmup_steps",
-        onetrainer=("Learning Rate Warmup Steps", "a number. OneTrainer takes a number up to 1 for a fraction"),
+        onetrainer=("Learning Rate Warmup Steps", "a number. OneTrainer reads a number up to 1 as a fraction"),
         everydream2=("--lr_warmup_steps", "0 by default; EveryDream2's is 2% of the decay steps with `cosine`"),
     )
     total_steps: int = setting(
