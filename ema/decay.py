@@ -227,8 +227,13 @@ def gamma_of_width(width: float) -> float:
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
     """The decay of one step, from 0 (the average becomes the weights) to below 1 (it hardly moves).
 
-    `step` 1 is the first; `total_steps` is the run's length, for the target schedule. Raises ValueError for a step
-    before the first.
+    Args:
+        settings: the schedule; the module's head has its formulas.
+        step: 1 is the first.
+        total_steps: the run's length, for the target schedule.
+
+    Raises:
+        ValueError: for a step before the first.
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
@@ -249,8 +254,13 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """The decay of an update after `step` that stands for the last `interval` steps: the product of their decays,
-    decay^N if it is constant. What the average has of the starting weights then does not depend on the interval.
+    """The decay of an update that stands for the last `interval` steps: the product of their decays, decay^N if it is
+    constant. What the average has of the starting weights then does not depend on the interval.
+
+    Args:
+        settings: the schedule and the interval.
+        step: the step after which the average is updated; 1 is the first.
+        total_steps: the run's length, for the target schedule.
     """
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

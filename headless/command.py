@@ -531,10 +531,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
     """
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
-        if everything:
-            reason = "--custom-nodes"
-        else:
-            reason = f"the workflow uses {', '.join(missing)}"
+        reason = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
         log.say(f"loading the other custom nodes ({reason})", stream)
         hosts.load_other_packs(host)
         return True
@@ -543,10 +540,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
 
 def _invalid(problems: Sequence[Problem], report: dict[str, Any], what: str = "the workflow") -> int:
     report["status"], report["errors"] = "invalid", [problem.as_json() for problem in problems]
-    if len(problems) == 1:
-        count = "1 error"
-    else:
-        count = f"{len(problems)} errors"
+    count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
     log.say(f"graft_nodes: {what} is not valid ({count}); nothing was run", sys.stderr)
     for problem in problems:
         log.say(f"  {problem}", sys.stderr)

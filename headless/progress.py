@@ -96,10 +96,7 @@ class Progress:
         self.close()
         self.started += 1
         self.node_id, self.pace = node_id, None
-        if title != class_type:
-            called = f'"{title}" ({class_type})'
-        else:
-            called = class_type
+        called = f'"{title}" ({class_type})' if title != class_type else class_type
         count = max(self.total, self.started)
         self.name = make_printable(f"[{self.started}/{count}] node {node_id} {called}").replace("\n", " ")
         self.began = self.shown = time.monotonic()

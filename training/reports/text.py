@@ -200,10 +200,7 @@ def _snapshots_and_switching(ema: EMASettings) -> str:
 
 def disk_use(used: DiskUse) -> str:
     """The report's sentence on the disk space of a run and of all runs, and on their limit."""
-    if used.states == 1:
-        states = "1 state"
-    else:
-        states = f"{used.states} states"
+    states = "1 state" if used.states == 1 else f"{used.states} states"
     text = (
         f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free the space. All runs take"
         f" {used.every / 1e9:.2f} GB"

@@ -23,7 +23,7 @@ from ..state import TrainState, advance_position, plan_schedule, state_key
 from ..store.names import KEEPS
 from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restore, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, is_due, is_something_due, train
+from .loop import Callbacks, Stopped, advise_while_loading, is_due, is_something_due, train
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class Call:
         first_step = self.at.step
         try:
             with ExitStack() as stack:
-                with self.group.raise_together():
+                with self.group.raise_together(), advise_while_loading(self.at, self.dataset):
                     denoiser = stack.enter_context(self.open_model())
                     adapter = self.at.start.adapter
                     if adapter.quantized_base:

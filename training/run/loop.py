@@ -21,6 +21,7 @@ from ..distributed import process_group
 from ..distributed.process_group import RankConnectionError, RemoteRankError
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
+from ..tasks.registry import task_of
 from . import out_of_memory
 from .step import Diverged, advance_
 from .validation import measure
@@ -113,7 +114,7 @@ def train(
         pinned.begin_anew()
         with ExitStack() as stack:
             group = process_group.current()
-            with group.raise_together():
+            with group.raise_together(), advise_while_loading(state, dataset):
                 work = Workspace(state, denoiser, dataset, group, callbacks.raise_if_interrupted)
                 stack.enter_context(closing(work))
                 work.load_until(until)
@@ -231,17 +232,37 @@ def is_due(step: int, every: int) -> bool:
 
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    settings = work.start_state.settings.optimizer
-    largest = batch_sizes(work.dataset, settings.batch_size)[-1]
-    further = work.task.saves_memory(work.start_state)
-    advice = out_of_memory.advice(settings, work.denoiser.device, largest, further)
+    what = f"Memory ran out at step {work.step + 1}"
+    return _advise(work.start_state, work.dataset, work.denoiser.device, what, work.saved_step, error)
+
+
+def _advise(
+    state: TrainState, dataset: Dataset, device: torch.device, what: str, saved_step: int, error: BaseException
+) -> str:
+    settings = state.settings.optimizer
+    largest = batch_sizes(dataset, settings.batch_size)[-1]
+    advice = out_of_memory.advice(settings, device, largest, task_of(state).saves_memory(state))
     saved = "No step was made yet"
-    if work.saved_step:
-        saved = f"The state after step {work.saved_step} is kept"
+    if saved_step:
+        saved = f"The state after step {saved_step} is kept"
     cause, *_ = [*str(error).splitlines(), ""]
     if cause:
         cause = f" ({cause})"
-    return f"Memory ran out at step {work.step + 1}{cause}. {saved}. To need less: {advice}."
+    return f"{what}{cause}. {saved}. To need less: {advice}."
+
+
+@contextmanager
+def advise_while_loading(state: TrainState, dataset: Dataset) -> Iterator[None]:
+    """A context in which memory that runs out raises Stopped with the advice that it gives in a step."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, Stopped) or not out_of_memory.is_out_of_memory(error):
+            raise
+        out_of_memory.release(error)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        message = _advise(state, dataset, device, "Memory ran out while the model was loaded", state.step, error)
+        raise Stopped(message, state) from error
 
 
 def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
@@ -251,8 +272,10 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
+        out_of_memory.begin_peak(work.denoiser.device)
         started = time.perf_counter()
         result = advance_(work)
+        work.note_memory()
         result = replace(result, seconds=time.perf_counter() - started)
         work.count_seconds(result.seconds)
         validation = None

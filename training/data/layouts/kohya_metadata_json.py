@@ -118,7 +118,7 @@ def load_metadata(file: Path) -> dict[str, dict[str, Any]]:
     return content
 
 
-def _is_metadata(content: Any) -> bool:
+def _is_metadata(content: object) -> bool:
     if not isinstance(content, dict) or not all(isinstance(record, dict) for record in content.values()):
         return False
     return any(key in record for record in content.values() for key in _CAPTION_KEYS)
