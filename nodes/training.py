@@ -307,7 +307,7 @@ def _begin(
         ranks=current().as_ranks,
     )
     memory = memory_planning.report_at_start(state, foreign)
-    return state, "\n".join([report, *memory, *notes])
+    return state, "\n".join([report, host.denoiser.describe_attention(model), *memory, *notes])
 
 
 def _check_words(settings: TrainingSettings, clip: Clip) -> None:

@@ -169,6 +169,7 @@ class GraftObjective(SettingsNode):
     checked_together = (
         ("loss", "weighting"),
         ("loss", "prior"),
+        ("offset_noise",),
         ("min_timestep", "max_timestep"),
         ("expert", "boundary"),
         ("expert", "min_timestep", "max_timestep"),
