@@ -20,6 +20,7 @@ from ..settings.declaration import check_values, setting
 
 SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 DEVICES = ("same", "host")
+_MOST_LEFT, _USUAL_LEFT = 0.5, 0.1  # of the starting weights in an average at the end of a run
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
@@ -62,7 +63,8 @@ class EMASettings:
     decay: float = setting(
         "decay",
         0.999,
-        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs.",
+        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs."
+        " If the average lags behind the weights, lower it; if it is the same, raise it.",
         low=0.0,
         high=0.999999,
         step=0.0001,
@@ -197,6 +199,21 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
             f"EMA Settings: {' and '.join(too_late)}, longer than the run (total steps in Optimizer Settings is"
             f" {total_steps})."
         )
+
+
+def remarks(settings: EMASettings, steps: int) -> list[str]:
+    """What to say of a run of so many steps, where the average cannot move far in them. ramp and warmup forget the
+    starting weights at the first update, and target is made for the length.
+    """
+    if settings.schedule != "constant" or steps < settings.interval:
+        return []
+    left = settings.decay ** (steps - steps % settings.interval)
+    if left <= _MOST_LEFT:
+        return []
+    return [
+        f"after {steps} steps the average still has {left:.0%} of the starting weights: lower decay to"
+        f" {_USUAL_LEFT ** (1 / steps):.4g} for {_USUAL_LEFT:.0%}, or choose decay schedule ramp in EMA Settings"
+    ]
 
 
 @functools.lru_cache(maxsize=4096)

@@ -141,7 +141,7 @@ def _body(run: str, name: str) -> bytes:
     """The file of a preview. Raises ValueError for a link to elsewhere, FileNotFoundError when it has been removed."""
     step = _step(name)
     path = os.path.realpath(os.path.join(previews.folder_of(run), name))
-    root = os.path.realpath(folders.training_folder())
+    root = os.path.realpath(folders.previews_folder())
     if os.path.commonpath([root, path]) != root:
         raise ValueError(f"the preview of step {step} is a link to another folder; choose another step")
     try:

@@ -331,12 +331,12 @@ def read_comment(file: str | BinaryIO) -> str:
 
 def folder_of(run: str) -> str:
     """Where the previews of a run are kept."""
-    return os.path.join(folders.training_folder(), run, PREVIEWS)
+    return os.path.join(folders.previews_folder(), run, PREVIEWS)
 
 
 def _view_address(run: str, file: str) -> dict[str, str]:
     return {
         "filename": file,
-        "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}",
+        "subfolder": f"{os.path.basename(folders.previews_folder())}/{run}/{PREVIEWS}",
         "type": "output",
     }

@@ -408,7 +408,7 @@ class GraftSaveLoRA(GraftNode):
         cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
         loras, most = _named_loras(lora_model, state, prefix), int(max_shard_gb * 1e9)
         saved = [_save_lora(*lora, names, DTYPES[dtype], most) for lora in loras]
-        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
+        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved if entry]}
         notes = [note for _, _, note in saved if note]
         if notes:
             shown["text"] = notes
@@ -450,7 +450,9 @@ def _save_lora(
     file_metadata |= save.kohya_hashes(tensors, file_metadata)
     path, entry = host.folders.output_file(prefix, ".safetensors")
     written = save_shards(tensors, Path(path).parent, Path(path).stem, most, file_metadata)[0]
-    path, entry = str(written), {**entry, "filename": written.name}
+    path = str(written)
+    if entry is not None:
+        entry["filename"] = written.name
     left_out = save.names_comfyui_ignores(lora)
     note = ""
     if left_out:

@@ -55,6 +55,7 @@ class Callbacks:
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    `is_kept(step)`: whether the state after a step is to stay; `save_snapshot` gets it too.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
     after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
     `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
@@ -70,6 +71,7 @@ class Callbacks:
     raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
+    is_kept: Callable[[int], bool] | None = None
     take_wish: Callable[[str], bool] | None = None
     save_asked: Callable[[TrainState], None] | None = None
     validate_every: int = 0
@@ -77,6 +79,10 @@ class Callbacks:
     keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
+
+    def keeps_state(self, step: int) -> bool:
+        """Whether the state after a step is to stay."""
+        return is_due(step, self.keep_every) or (self.is_kept is not None and self.is_kept(step))
 
 
 def train(
@@ -286,7 +292,7 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
         if work.placement.is_sharded:
             is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
-        due = is_late or is_due(work.step, callbacks.snapshot_every) or is_due(work.step, callbacks.keep_every)
+        due = is_late or is_due(work.step, callbacks.snapshot_every) or callbacks.keeps_state(work.step)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))
