@@ -135,7 +135,7 @@ class GraftLoadState(GraftNode):
                 "Loads a training state from Save State. With its dataset you can continue training;"
                 " without it you can sample, average and save it."
             ),
-            **search_aliases("resume", "load training", "continue training"),
+            **search_aliases("resume", "resume training", "load training", "continue training"),
             inputs=[
                 io.Combo.Input(
                     "name",
