@@ -325,7 +325,7 @@ class ObjectiveSettings:
         "For pyramid noise discount. kohya: the sides of each layer are a share of the full size, up to 6 layers."
         " everydream2: a share of the layer before, up to 10, as in the article that introduced it. It gets coarse in"
         " fewer layers.",
-        choices=PYRAMIDS,
+        choices=tuple(PYRAMIDS),
         advanced=True,
         everydream2=("pyramid_noise_like", "`everydream2`"),
     )
