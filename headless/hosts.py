@@ -129,10 +129,10 @@ def open_host(
     if output_folder is not None:
         folder_named(output_folder, "--output")
     with signals.stopping():
-        return _opened(choice, cpu, input_folder, output_folder, caching, make_folders)
+        return _open(choice, cpu, input_folder, output_folder, caching, make_folders)
 
 
-def _opened(
+def _open(
     choice: Choice,
     cpu: bool,
     input_folder: str | None,
