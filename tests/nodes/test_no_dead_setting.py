@@ -516,7 +516,7 @@ class Lab:
         self.monkeypatch.setattr(denoiser, "open_denoiser", lambda *given: loads.append(1) or opened(*given))
         logs, flushed = host.module("training.reports.tensorboard"), []
         writer = logs.Writer
-        self.monkeypatch.setattr(logs, "Writer", lambda at, every: flushed.append(every) or writer(at, every))
+        self.monkeypatch.setattr(logs, "Writer", lambda *given: flushed.append(given[1:]) or writer(*given))
         told = len(host.events)
         result = host.call("TrainStep", state=state, **given)
         self.monkeypatch.undo()
