@@ -27,6 +27,9 @@ NODES = {
 }
 
 
+GO_ON = "save more and go on"
+
+
 @dataclass(frozen=True)
 class TrainingSettings:
     """The settings of a training. A part that is None was not chosen: a run takes its defaults, and has no average, no
@@ -141,6 +144,15 @@ class StepSettings:
         advanced=True,
         onetrainer="Backup After",
         everydream2="ckpt_every_n_minutes",
+    )
+    when_short: str = setting(
+        "when memory runs out",
+        GO_ON,
+        "What to do when memory runs out. save more and go on: takes the next saving that leaves the result as it is,"
+        " in the order of the plan (gradient checkpointing, then offload to CPU memory), and trains on from the last"
+        " whole step. stop: ends with an error.",
+        choices=(GO_ON, "stop"),
+        advanced=True,
     )
     tensorboard: bool = setting(
         "write TensorBoard logs",
