@@ -74,7 +74,7 @@ FRONT_END_TESTS = tuple(
 REAL_FRONT_END_TESTS = tuple(f"tests/with_comfyui/test_{name}.py" for name in ("errors", "first_lora", "templates"))
 VENV = ROOT / "build" / f"torch-{TORCH}" if TORCH else ROOT / ".venv"
 PYTHON = VENV / ("Scripts/python.exe" if os.name == "nt" else "bin/python")
-WORKFLOW = ROOT / "example_workflows" / "Teach the demo model a new word.json"
+WORKFLOW = ROOT / "demo" / "every_node.json"
 
 # requirements/NAME.txt -> the extras of pyproject.toml that it holds.
 LOCKS = {"demo": ("standalone",), "develop": ("standalone", "test", "comfyui", "benchmarks")}

@@ -20,6 +20,7 @@ from ..settings.declaration import check_values, setting
 
 SCHEDULES = ("constant", "ramp", "warmup", "power", "target")
 DEVICES = ("same", "host")
+_MOST_LEFT, _USUAL_LEFT = 0.5, 0.1  # of the starting weights in an average at the end of a run
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
@@ -62,7 +63,8 @@ class EMASettings:
     decay: float = setting(
         "decay",
         0.999,
-        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs.",
+        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs."
+        " If the average lags behind the weights, lower it; if it is the same, raise it.",
         low=0.0,
         high=0.999999,
         step=0.0001,
@@ -199,6 +201,21 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
         )
 
 
+def remarks(settings: EMASettings, steps: int) -> list[str]:
+    """What to say of a run of so many steps, where the average cannot move far in them. ramp and warmup forget the
+    starting weights at the first update, and target is made for the length.
+    """
+    if settings.schedule != "constant" or steps < settings.interval:
+        return []
+    left = settings.decay ** (steps - steps % settings.interval)
+    if left <= _MOST_LEFT:
+        return []
+    return [
+        f"after {steps} steps the average still has {left:.0%} of the starting weights: lower decay to"
+        f" {_USUAL_LEFT ** (1 / steps):.4g} for {_USUAL_LEFT:.0%}, or choose decay schedule ramp in EMA Settings"
+    ]
+
+
 @functools.lru_cache(maxsize=4096)
 def gamma_of_width(width: float) -> float:
     """Exponent gamma of the power-function average whose relative width (sigma_rel) is `width`.
@@ -227,8 +244,13 @@ def gamma_of_width(width: float) -> float:
 def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
     """The decay of one step, from 0 (the average becomes the weights) to below 1 (it hardly moves).
 
-    `step` 1 is the first; `total_steps` is the run's length, for the target schedule. Raises ValueError for a step
-    before the first.
+    Args:
+        settings: the schedule; the module's head has its formulas.
+        step: 1 is the first.
+        total_steps: the run's length, for the target schedule.
+
+    Raises:
+        ValueError: for a step before the first.
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
@@ -249,8 +271,13 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
 
 
 def decay_over(settings: EMASettings, step: int, total_steps: int) -> float:
-    """The decay of an update after `step` that stands for the last `interval` steps: the product of their decays,
-    decay^N if it is constant. What the average has of the starting weights then does not depend on the interval.
+    """The decay of an update that stands for the last `interval` steps: the product of their decays, decay^N if it is
+    constant. What the average has of the starting weights then does not depend on the interval.
+
+    Args:
+        settings: the schedule and the interval.
+        step: the step after which the average is updated; 1 is the first.
+        total_steps: the run's length, for the target schedule.
     """
     first = max(1, step - settings.interval + 1)
     return math.prod(decay_at(settings, past_step, total_steps) for past_step in range(first, step + 1))

@@ -23,7 +23,11 @@ class Lane(Protocol):
     note: str
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
-        """Begin to copy the weights into `staging`, after the work already queued on the device; may return at once."""
+        """Begin to copy the weights into `staging`, after the work already queued on the device; may return at once.
+
+        Args:
+            weights: by name, of the shapes that the lane was opened for.
+        """
 
     def protect(self) -> None:
         """Make later work on the device wait until the copy has read the weights. Does not block the host."""
@@ -45,7 +49,11 @@ class CudaLane:
         self.event = self.streams.Event()
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
-        """See Lane."""
+        """See Lane.
+
+        Args:
+            weights: by name, of the shapes that the lane was opened for.
+        """
         self.side.wait_stream(self.streams.current_stream(self.device))
         with torch.no_grad(), self.streams.stream(self.side):
             for name, tensor in self.staging.items():
@@ -69,7 +77,11 @@ class PlainLane:
         self.staging = {name: torch.empty_like(w, device="cpu", requires_grad=False) for name, w in weights.items()}
 
     def fetch(self, weights: Mapping[str, Tensor]) -> None:
-        """See Lane."""
+        """See Lane.
+
+        Args:
+            weights: by name, of the shapes that the lane was opened for.
+        """
         with torch.no_grad():
             for name, tensor in self.staging.items():
                 tensor.copy_(weights[name])
@@ -82,7 +94,15 @@ class PlainLane:
 
 
 def open_lane(weights: Mapping[str, Tensor], device: torch.device) -> Lane | None:
-    """A lane from `device` to the host with memory for `weights`; None if they are in host memory already."""
+    """A lane to the host's memory.
+
+    Args:
+        weights: by name; the lane has memory for them.
+        device: where they are.
+
+    Returns:
+        None if they are in host memory already.
+    """
     if device.type == "cpu":
         return None
     if has_streams(device):
@@ -116,10 +136,15 @@ class Offload:
         self._pending: Future[None] | None = None
 
     def take(self, average: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-        """Begin to move `average` (float32, in host memory) by 1 - decay toward the current weights.
+        """Begin to move an average by 1 - decay toward the current weights. Returns once the copy has begun.
 
-        Returns once the copy has begun. Raises ValueError where names or shapes differ, and what the update before this
-        one has raised.
+        Args:
+            average: float32 in host memory, by name; it changes in place.
+            weights: by name, on the device.
+            decay: from 0 (copies the weights) to 1 (changes nothing).
+
+        Raises:
+            ValueError: where names or shapes differ; and what the update before this one has raised.
         """
         check_pairs(average, weights)
         self.finish()  # the staging is free, and the averages move in order

@@ -134,10 +134,17 @@ class _System:
 
 
 def fit(snapshots: Sequence[Profile], target: Profile, rounding: float = 0.0) -> Fit:
-    """The least-squares weights of `snapshots` for `target` (algorithm 3 of the paper), however far they miss it.
+    """The least-squares weights of snapshots for a profile (Karras 2024, arXiv 2312.02696, algorithm 3), however far
+    they miss it.
 
-    `rounding` is the rms error of a stored value, as a share of it; 0 for exact values. Raises ValueError for snapshots
-    that are there twice or before the first step, TooFewSnapshots for none.
+    Args:
+        snapshots: the profiles that were saved.
+        target: the profile that is wanted.
+        rounding: the rms error of a stored value, as a share of it; 0 for exact values.
+
+    Raises:
+        ValueError: for snapshots that are there twice or before the first step.
+        TooFewSnapshots: for none.
     """
     return _System(snapshots, rounding).fit(target)
 
@@ -149,10 +156,18 @@ def reconstruct(
     tolerance: float = TOLERANCE,
     rounding: float = ROUNDING,
 ) -> Fit:
-    """Weights of `snapshots` for the average of relative width `width` at `step` (default: the last snapshot's).
+    """Weights of snapshots for the average of another width.
 
-    Raises TooFew below two snapshots (unless one is exactly that average), and ValueError with the possible range if a
-    width misses more than `tolerance`. `rounding` is the rms error of a stored value, as a share of it.
+    Args:
+        snapshots: the profiles that were saved.
+        width: the relative width (sigma_rel) that is wanted.
+        step: where the average ends; None is the last snapshot's step.
+        tolerance: how far it may miss the profile, as a share of it.
+        rounding: the rms error of a stored value, as a share of it.
+
+    Raises:
+        TooFewSnapshots: below two snapshots, unless one is exactly that average.
+        ValueError: with the possible range, if the width misses more than `tolerance`.
     """
     if not snapshots:
         raise TooFewSnapshots(
@@ -191,9 +206,16 @@ def reconstruct(
 def possible_widths(
     snapshots: Sequence[Profile], step: int, tolerance: float = TOLERANCE, rounding: float = ROUNDING
 ) -> list[tuple[float, float]]:
-    """The ranges (narrowest, widest) of relative widths that the snapshots can reconstruct at `step`.
+    """The relative widths that snapshots can reconstruct.
 
-    They rise; between two of them is a gap.
+    Args:
+        snapshots: the profiles that were saved.
+        step: where the averages end.
+        tolerance: how far they may miss their profiles.
+        rounding: the rms error of a stored value, as a share of it.
+
+    Returns:
+        Ranges (narrowest, widest), rising; between two of them is a gap.
     """
     return _find_ranges(_System(snapshots, rounding), step, tolerance)
 
@@ -248,7 +270,16 @@ def ranges_text(ranges: Sequence[tuple[float, float]]) -> str:
 
 
 def step_density(profiles: Sequence[Profile], weights: Sequence[float], points: Tensor) -> Tensor:
-    """How much each training step counts in an average: the density of the weighted sum of profiles at `points`."""
+    """How much each training step counts in an average: the density of the weighted sum of profiles.
+
+    Args:
+        profiles: the step and width of each.
+        weights: how much of each.
+        points: where it is computed (N,), in steps, float64.
+
+    Returns:
+        Densities (N,).
+    """
     total = torch.zeros_like(points, dtype=torch.float64)
     for profile, weight in zip(profiles, weights, strict=True):
         gamma, share = profile.gamma, points.double() / profile.step

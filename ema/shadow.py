@@ -30,15 +30,26 @@ class Shadow:
 
     @classmethod
     def from_weights(cls, weights: Mapping[str, Tensor], device: torch.device | str | None = None) -> Shadow:
-        """An average that starts as a float32 copy of `weights` (on `device`, else on each tensor's own device)."""
+        """An average that starts as a float32 copy of weights.
+
+        Args:
+            weights: by name, of any shapes.
+            device: where the average lies; None is beside each weight.
+        """
         return cls({name: w.detach().to(device or w.device, torch.float32, copy=True) for name, w in weights.items()})
 
     @classmethod
     def from_average(
         cls, average: Mapping[str, Tensor], step: int, weights: Mapping[str, Tensor], device: torch.device, where: str
     ) -> Shadow:
-        """A copy of `average` at `step` for weights that a model on `device` trains: `where` is "same" (each beside its
-        weight) or "host" (host memory).
+        """A copy of an average, to go on with.
+
+        Args:
+            average: float32, by name.
+            step: the step that it is of.
+            weights: those that are trained, by name.
+            device: the model's.
+            where: "same" (each beside its weight) or "host" (host memory).
         """
         lane = open_lane(weights, device) if where == "host" else None
         copies: dict[str, Tensor] = {}
@@ -50,8 +61,19 @@ class Shadow:
         return cls(copies, step, None if lane is None else Offload(lane))
 
     def update_(self, weights: Mapping[str, Tensor], settings: EMASettings, step: int, total_steps: int) -> bool:
-        """Include the weights after training step `step` (1 is the first), every `interval` steps; returns whether it
-        did. Raises ValueError unless `step` is the one after the last that was included.
+        """Include the weights after a training step, every `interval` steps.
+
+        Args:
+            weights: by name.
+            settings: the decay and the interval.
+            step: 1 is the first.
+            total_steps: the run's length, for the target schedule.
+
+        Returns:
+            Whether they were included.
+
+        Raises:
+            ValueError: unless `step` is the one after the last that was included.
         """
         if step != self.step + 1:
             raise ValueError(f"The average stands at step {self.step}: it can take step {self.step + 1}, not {step}.")
@@ -84,8 +106,14 @@ class Shadow:
 
     @torch.no_grad()
     def switch_(self, weights: Mapping[str, Tensor]) -> None:
-        """Set the live weights to the average, rounded to their types (Switch EMA, arXiv 2402.09240; ema-pytorch's hare
-        and tortoise). Raises ValueError where names or shapes differ.
+        """Set the live weights to the average, rounded to their types (Switch EMA, Li 2024, arXiv 2402.09240;
+        ema-pytorch's hare and tortoise).
+
+        Args:
+            weights: by name, changed in place.
+
+        Raises:
+            ValueError: where names or shapes differ.
         """
         self.finish()
         check_pairs(self.tensors, weights)
@@ -94,11 +122,17 @@ class Shadow:
 
     @contextmanager
     def swap_in(self, weights: Mapping[str, Tensor]) -> Iterator[None]:
-        """Set the live `weights` to the average within the block, one tensor at a time. Raises RuntimeError within such
-        a block, ValueError where names or shapes differ.
+        """A context in which the live weights are the average, one tensor at a time.
 
         Afterwards both have their bytes back. Float32 weights wait in the average's place. Those of another type (bf16
         would round the average) wait in host memory. When an exchange itself is broken off, `is_swapped` stays true.
+
+        Args:
+            weights: by name, changed in place.
+
+        Raises:
+            RuntimeError: within such a block.
+            ValueError: where names or shapes differ.
         """
         if self.is_swapped:
             raise RuntimeError("The weight average is swapped in already: leave that block first.")

@@ -15,7 +15,15 @@ from ..storage.problem_list import problem_lines
 
 
 def check_pairs(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor]) -> None:
-    """Raise ValueError that lists every name or shape in which the average and the weights differ."""
+    """Check that an average and weights belong together.
+
+    Args:
+        shadow: the average by name.
+        weights: by name.
+
+    Raises:
+        ValueError: listing every name or shape that differs.
+    """
     problems = []
     for name in sorted(shadow.keys() - weights.keys()):
         problems.append(f"{name}: only in the average")
@@ -40,11 +48,17 @@ _CHUNK = 1 << 20  # elements in the casting buffer
 
 @torch.no_grad()
 def average_(shadow: Mapping[str, Tensor], weights: Mapping[str, Tensor], decay: float) -> None:
-    """Update a weight average in place: move every tensor of `shadow` by 1 - decay toward the weight of the same name.
+    """Update a weight average in place, computed in float32 where the average lies:
 
-    `shadow` is float32; `weights` may be of any floating type and on another device, and stay as they are. The sum is
-    computed in float32 where the average lies. `decay` is from 0 (copies the weights) to 1 (changes nothing). Raises
-    ValueError that lists every name, shape and type that does not match.
+        shadow <- decay * shadow + (1 - decay) * weights
+
+    Args:
+        shadow: float32, by name; it changes.
+        weights: by name, of any floating type and on any device; they stay.
+        decay: from 0 (copies the weights) to 1 (changes nothing).
+
+    Raises:
+        ValueError: listing every name, shape and type that does not match.
     """
     check_pairs(shadow, weights)
     groups: dict[tuple[torch.device, torch.device, torch.dtype], list[str]] = defaultdict(list)

@@ -77,7 +77,15 @@ def parse_shares(text: str, count: int) -> tuple[float, ...]:
 
 
 def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -> None:
-    """Raise ValueError that lists every key and shape in which a source differs from the first."""
+    """Check that sources have equal keys and shapes.
+
+    Args:
+        sources: tensors by key.
+        names: what messages call the sources.
+
+    Raises:
+        ValueError: listing every key and shape in which a source differs from the first.
+    """
     problems = []
     first = sources[0]
     for source, name in zip(sources[1:], names[1:], strict=True):
@@ -97,11 +105,19 @@ def check_equal(sources: Sequence[Mapping[str, Tensor]], names: Sequence[str]) -
 def mix(
     sources: Sequence[Mapping[str, Tensor]], shares: Sequence[float], names: Sequence[str] | None = None
 ) -> dict[str, Tensor]:
-    """The weighted sum of sources with equal keys and shapes, in float32 on the CPU, added up in float64 one tensor at
-    a time. `shares` may add up to anything; `names` are the sources' in messages.
+    """The weighted sum of sources, added up in float64 one tensor at a time. Tensors that are not floats are taken from
+    the last source.
 
-    Tensors that are not floats are taken from the last source. Raises ValueError listing every mismatch (see
-    `check_equal`) or every tensor that holds NaN or infinite values.
+    Args:
+        sources: tensors by key, with equal keys and shapes.
+        shares: the weight of each; they may add up to anything.
+        names: what messages call the sources.
+
+    Returns:
+        {key: sum in float32 on the CPU}.
+
+    Raises:
+        ValueError: listing every mismatch (see `check_equal`), or every tensor that holds NaN or infinite values.
     """
     if not sources or len(sources) != len(shares):
         raise ValueError(f"Expected one share a source, got {len(shares)} for {len(sources)}.")

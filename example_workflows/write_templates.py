@@ -1,28 +1,29 @@
-"""Writes the templates that are made from one pattern: `python example_workflows/write_templates.py`, after a change of
-the blueprint or of a node's inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
+"""Writes the templates: `python example_workflows/write_templates.py`, after a change of the blueprint or of a node's
+inputs. The pictures beside them: `python -m graft_nodes.tests.editor.template_pictures`.
 
 "Train your first LoRA" is the blueprint on the demo model, also as a form in the editor's app mode. "See what your
 LoRAs do" measures and compares the rows of a stack on the demo model. "Train a word without a LoRA" trains an embedding
 alone on it. "Teach the demo model what you prefer" trains on pairs of images, "Repair a VAE's decoder" a small VAE,
 "Train a slider" a color that follows the strength. "Train on images from the graph" needs no folder: the model draws
-what a new word is trained on. "Train on several folders" has two with settings of their own. "Train a LoRA for …" loads
-a published model of one family, with Training Recipe, previews and Save LoRA; a distilled one with its training
-adapter, and Wan 2.2 with both of its models.
+what a new word is trained on. "Train on several folders" has two with settings of their own. "A stack of LoRAs, merged
+or bypassed" and "Sample faster with ToDo" draw with and without. "Train a LoRA for …" loads a published model of one
+family, with Training Recipe, previews and Save LoRA; a distilled one with its training adapter, and Wan 2.2 with both
+of its models.
 """
 
 from __future__ import annotations
 
 import itertools
 import json
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from graft_nodes.example_workflows.layout import Graph
+
 HERE = Path(__file__).resolve().parent
 BLUEPRINT = HERE.parent / "subgraphs" / "Train a LoRA (Graft).json"
-OPTIONAL = 7  # the shape of an optional input's socket
 FIRST = "Train your first LoRA"
 LORAS = "See what your LoRAs do"
 WORDS = "Train a word without a LoRA"
@@ -31,9 +32,10 @@ PREFERENCE = "Teach the demo model what you prefer"
 DECODER = "Repair a VAE's decoder"
 SAMPLES = "Train on images from the graph"
 FOLDERS_TITLE = "Train on several folders"
+STACK_TITLE = "A stack of LoRAs, merged or bypassed"
+TODO_TITLE = "Sample faster with ToDo"
 DEMO_LORA = "graft_demo/zorp.safetensors"
 SECOND_LORA = "graft_demo/mauve.safetensors"
-LEFT, WIDE = -160, 500  # the column of a published model's loaders: names of files beside their labels
 
 
 @dataclass(frozen=True)
@@ -189,128 +191,55 @@ FAMILIES = (
         low_noise_model="wan2.2_t2v_low_noise_14B_fp8_scaled.safetensors",
     ),
 )
-# The inputs that name files, and the folder of models/ that each is looked for in.
-FOLDERS = {
-    "ckpt_name": "checkpoints",
-    "unet_name": "diffusion_models",
-    "clip_name": "text_encoders",
-    "clip_name1": "text_encoders",
-    "clip_name2": "text_encoders",
-    "vae_name": "vae",
+# Where ComfyUI's own templates, and AI-Toolkit, have each file from: its folder in models/, its place, its size in GB.
+HUB, SPLIT = "https://huggingface.co/{place}/resolve/main/{inside}{name}", "split_files/{folder}/"
+FLUX_TEXTS, QWEN, ZIMAGE, KREA = (
+    "comfyanonymous/flux_text_encoders",
+    "Comfy-Org/Qwen-Image_ComfyUI",
+    "Comfy-Org/z_image_turbo",
+    "Comfy-Org/Krea-2",
+)
+WAN, WAN_2 = "Comfy-Org/Wan_2.1_ComfyUI_repackaged", "Comfy-Org/Wan_2.2_ComfyUI_Repackaged"
+MODEL_FILES = {
+    "v1-5-pruned-emaonly-fp16": ("checkpoints", "Comfy-Org/stable-diffusion-v1-5-archive", "", 2.1),
+    "sd_xl_base_1.0": ("checkpoints", "stabilityai/stable-diffusion-xl-base-1.0", "", 6.9),
+    "flux1-dev": ("diffusion_models", "Comfy-Org/flux1-dev", "", 23.8),
+    "clip_l": ("text_encoders", FLUX_TEXTS, "", 0.2),
+    "t5xxl_fp16": ("text_encoders", FLUX_TEXTS, "", 9.8),
+    "ae": ("vae", "Comfy-Org/Lumina_Image_2.0_Repackaged", SPLIT, 0.3),
+    "flux1-dev-kontext_fp8_scaled": ("diffusion_models", "Comfy-Org/flux1-kontext-dev_ComfyUI", SPLIT, 11.9),
+    "qwen_image_fp8_e4m3fn": ("diffusion_models", QWEN, SPLIT, 20.4),
+    "qwen_2.5_vl_7b_fp8_scaled": ("text_encoders", QWEN, SPLIT, 9.4),
+    "qwen_image_vae": ("vae", QWEN, SPLIT, 0.3),
+    "qwen_image_edit_2509_fp8_e4m3fn": ("diffusion_models", "Comfy-Org/Qwen-Image-Edit_ComfyUI", SPLIT, 20.4),
+    "z_image_bf16": ("diffusion_models", "Comfy-Org/z_image", SPLIT, 12.3),
+    "z_image_turbo_bf16": ("diffusion_models", ZIMAGE, SPLIT, 12.3),
+    "qwen_3_4b": ("text_encoders", ZIMAGE, SPLIT, 8.0),
+    "krea2_turbo_fp8_scaled": ("diffusion_models", KREA, "{folder}/", 13.1),
+    "qwen3vl_4b_fp8_scaled": ("text_encoders", KREA, "{folder}/", 5.2),
+    "wan2.1_t2v_1.3B_fp16": ("diffusion_models", WAN, SPLIT, 2.8),
+    "wan2.1_i2v_480p_14B_fp16": ("diffusion_models", WAN, SPLIT, 32.8),
+    "umt5_xxl_fp8_e4m3fn_scaled": ("text_encoders", WAN, SPLIT, 6.7),
+    "wan_2.1_vae": ("vae", WAN, SPLIT, 0.3),
+    "wan2.2_t2v_high_noise_14B_fp8_scaled": ("diffusion_models", WAN_2, SPLIT, 14.3),
+    "wan2.2_t2v_low_noise_14B_fp8_scaled": ("diffusion_models", WAN_2, SPLIT, 14.3),
+    "zimage_turbo_training_adapter_v2": ("loras", "ostris/zimage_turbo_training_adapter", "", 0),
+    "krea2_turbo_training_adapter_v1": ("loras", "ostris/krea2_turbo_training_adapter", "", 0),
 }
+
+
+def model_file(file: str) -> dict[str, str]:
+    """What the editor offers to download of a missing file, as ComfyUI's own templates say it."""
+    folder, place, inside, _ = MODEL_FILES[file.removesuffix(".safetensors")]
+    return {
+        "name": file,
+        "url": HUB.format(place=place, inside=inside.format(folder=folder), name=file),
+        "directory": folder,
+    }
+
+
 STEPS, PREVIEWS = 1500, 250
-
-
-class Graph:
-    """An editor workflow that is being written: nodes by their host's schemas, and the links between them."""
-
-    def __init__(self, classes: Mapping[str, Any], title: str, first_id: int = 1) -> None:
-        from graft_nodes.headless.embedded import catalogue
-
-        self.classes, self.look_up, self.title = classes, catalogue(classes, {}), title
-        self.first_id = first_id
-        self.nodes: list[dict[str, Any]] = []
-        self.links: list[list[Any]] = []
-        self.groups: list[dict[str, Any]] = []
-
-    def note(self, text: str, place: tuple[int, int], size: tuple[int, int]) -> None:
-        """A text on the canvas."""
-        node = self._place("MarkdownNote", place, size)
-        node.update(inputs=[], outputs=[], properties={}, widgets_values=[text], color="#432", bgcolor="#653")
-
-    def add(
-        self, kind: str, place: tuple[int, int], size: tuple[int, int], title: str = "", **values: Any
-    ) -> dict[str, Any]:
-        """A node with its widgets' defaults, but for `values`."""
-        from graft_nodes.headless.embedded import EditorNode
-
-        schema = self.look_up(kind)
-        shown = EditorNode(schema)
-        node = self._place(kind, place, size)
-        node["inputs"] = [_slot(item) for item in shown.sockets]
-        node["outputs"] = [
-            {"name": name, "type": kind_, "links": []}
-            for name, kind_ in zip(self.output_names(kind), schema.outputs, strict=True)
-        ]
-        node["properties"] = {"Node name for S&R": kind}
-        node["widgets_values"] = [_value(widget, values) for widget in shown.widgets]
-        if title:
-            node["title"] = title
-        return node
-
-    def output_names(self, kind: str) -> Sequence[str]:
-        """The names of a node's outputs."""
-        found = self.classes[kind]
-        return getattr(found, "RETURN_NAMES", None) or found.RETURN_TYPES
-
-    def link(self, source: dict[str, Any], output: int, target: dict[str, Any], name: str) -> None:
-        """Connect an output, by place, to an input, by name."""
-        (number,) = (place for place, slot in enumerate(target["inputs"]) if slot["name"] == name)
-        link = len(self.links) + 1
-        self.links.append([link, source["id"], output, target["id"], number, source["outputs"][output]["type"]])
-        source["outputs"][output]["links"].append(link)
-        target["inputs"][number]["link"] = link
-
-    def chain(self, *nodes: dict[str, Any]) -> None:
-        """Connect the settings of each node to the next one."""
-        for source, target in itertools.pairwise(nodes):
-            self.link(source, 0, target, "settings")
-
-    def group(self, title: str, color: str, *nodes: dict[str, Any]) -> None:
-        """A frame around nodes."""
-        left, top = (min(node["pos"][axis] for node in nodes) for axis in (0, 1))
-        right, bottom = (max(node["pos"][axis] + node["size"][axis] for node in nodes) for axis in (0, 1))
-        bounding = [left - 20, top - 80, right - left + 40, bottom - top + 100]
-        self.groups.append(
-            {
-                "id": len(self.groups) + 1,
-                "title": title,
-                "bounding": bounding,
-                "color": color,
-                "font_size": 24,
-                "flags": {},
-            }
-        )
-
-    def document(self, **extra: Any) -> dict[str, Any]:
-        """The workflow as the editor saves it."""
-        return {
-            "id": str(uuid.uuid5(uuid.NAMESPACE_URL, f"graft/{self.title}")),
-            "revision": 0,
-            "last_node_id": self.first_id + len(self.nodes) - 1,
-            "last_link_id": len(self.links),
-            "nodes": self.nodes,
-            "links": self.links,
-            "groups": self.groups,
-            "config": {},
-            "extra": {"ds": {"scale": 0.7, "offset": [560, 120]}, **extra},
-            "version": 0.4,
-        }
-
-    def _place(self, kind: str, place: tuple[int, int], size: tuple[int, int]) -> dict[str, Any]:
-        return self.put({"type": kind}, place, size)
-
-    def put(self, node: dict[str, Any], place: tuple[int, int], size: tuple[int, int]) -> dict[str, Any]:
-        """A node as it is, with an id and a place of its own."""
-        order = len(self.nodes)
-        node = {**node, "id": self.first_id + order, "pos": list(place), "size": list(size), "order": order}
-        self.nodes.append({**node, "flags": {}, "mode": 0})
-        return self.nodes[-1]
-
-
-def _slot(item: Any) -> dict[str, Any]:
-    slot: dict[str, Any] = {"name": item.name, "type": item.type}
-    if item.widget:
-        slot["widget"] = {"name": item.name}
-    elif not item.required:
-        slot["shape"] = OPTIONAL
-    return {**slot, "link": None}
-
-
-def _value(widget: Any, values: dict[str, Any]) -> Any:
-    if widget.input is None:
-        return "fixed"  # of a seed: the same one at every run
-    return values.get(widget.name, widget.default)
+CONTROLLED = 650  # height of a Dataset with a few of the advanced settings, which are not their defaults
 
 
 # --- the first one ----------------------------------------------------------------------------------------------------
@@ -344,17 +273,17 @@ FIRST_SETTINGS = {
 def first(classes: Mapping[str, Any]) -> dict[str, Any]:
     """The blueprint with its nine settings on the demo model, images before and after, the curve and the saved file."""
     blueprint = json.loads(BLUEPRINT.read_text(encoding="utf-8"))
-    graph = Graph(classes, FIRST, first_id=21)  # not an id inside the blueprint
-    graph.note("\n\n".join(FIRST_NOTE), (-520, 60), (460, 420))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    prompt = graph.add("CLIPTextEncode", (0, 220), (300, 110), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (0, 390), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (0, 560), (300, 130), width=256, height=256, batch_size=4)
-    before = _sampled(graph, (760, 60), "Before", "first/before")
-    train = _blueprint_node(graph, blueprint, (380, 60), (320, 420))
-    after = _sampled(graph, (760, 640), "After", "first/after")
-    curve = graph.add("SaveImage", (1560, 640), (400, 320), "Loss", filename_prefix="first/loss")
-    file = graph.add("PreviewAny", (1560, 1020), (400, 160), "Saved file")
+    graph = Graph(classes, FIRST, first_id=21, lanes=True)  # not an id inside the blueprint
+    note = graph.note(FIRST_NOTE)
+    demo = graph.add("GraftDemo")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
+    before = _sampled(graph, "Before", "first/before", 300)
+    train = _blueprint_node(graph, blueprint, 540)
+    after = _sampled(graph, "After", "first/after", 300)
+    curve = graph.add("SaveImage", "Loss", 230, filename_prefix="first/loss")
+    file = graph.add("PreviewAny", "Saved file", 140)
     for name, output in (("model", 0), ("clip", 1), ("vae", 2)):
         graph.link(demo, output, train, name)
     for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent")):
@@ -364,11 +293,18 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
     _link_samplers(graph, ((before, (demo, 0)), (after, (train, 0))), demo, prompt, negative, latent)
     graph.link(train, 2, curve, "images")
     graph.link(train, 3, file, "source")
-    graph.group("The demo model and prompts", "#3f789e", demo, prompt, negative, latent)
+    graph.column(0, 270, note)
+    graph.column(320, 240, demo, prompt, negative, latent)
+    graph.column(610, 310, train)
+    _folded_row(graph, 980, 60, before)
+    _folded_row(graph, 1330, 60, after)
+    graph.column(980, 290, curve, top=575)
+    graph.column(1330, 290, file, top=575)
+    graph.group("Model and prompts", "#3f789e", demo, prompt, negative, latent)
     graph.group("Train: nine settings", "#b58b2a", train)
     graph.group("Before", "#8A8", *before)
     graph.group("After", "#8A8", *after)
-    graph.group("The curve and the saved file", "#8A8", curve, file)
+    graph.group("The curve, and the saved file", "#8A8", curve, file)
     shown = [slot["name"] for slot in train["inputs"] if "widget" in slot]
     form = {
         "inputs": [[train["id"], name] for name in shown],
@@ -393,16 +329,14 @@ def _with_previews(definitions: dict[str, Any]) -> dict[str, Any]:
     return copied
 
 
-def _blueprint_node(
-    graph: Graph, blueprint: dict[str, Any], place: tuple[int, int], size: tuple[int, int]
-) -> dict[str, Any]:
+def _blueprint_node(graph: Graph, blueprint: dict[str, Any], height: int) -> dict[str, Any]:
     """The blueprint as one node, with FIRST_SETTINGS in its widgets."""
     (node,) = json.loads(json.dumps(blueprint["nodes"]))
     shown = [slot["name"] for slot in node["inputs"] if "widget" in slot]
     saved = dict(zip(shown, node["widgets_values"], strict=True)) | FIRST_SETTINGS
     node["widgets_values"] = [saved[name] for name in shown]
     node["widgets_values_named"] = saved
-    return graph.put(node, place, size)
+    return graph.put(node, height)
 
 
 def _link_samplers(
@@ -423,16 +357,29 @@ def _link_samplers(
         graph.link(demo, 2, decode, "vae")
 
 
-def _sampled(graph: Graph, place: tuple[int, int], title: str, prefix: str) -> tuple[dict[str, Any], ...]:
+def _sampled(graph: Graph, title: str, prefix: str, height: int = 370) -> tuple[dict[str, Any], ...]:
     """KSampler, VAE Decode and Save Image, linked; what the sampler needs is not."""
-    left, top = place
     settings = {"seed": 7, "steps": 20, "cfg": 2.0, "sampler_name": "euler", "scheduler": "simple"}
-    sampler = graph.add("KSampler", (left, top), (300, 280), **settings)
-    decode = graph.add("VAEDecode", (left, top + 340), (220, 60))
-    save = graph.add("SaveImage", (left + 340, top), (400, 440), title, filename_prefix=prefix)
+    sampler, decode = graph.add("KSampler", **settings), graph.add("VAEDecode")
+    save = graph.add("SaveImage", title, height, filename_prefix=prefix)
     graph.link(sampler, 0, decode, "samples")
     graph.link(decode, 0, save, "images")
     return sampler, decode, save
+
+
+def _row(graph: Graph, left: int, top: int, sampled: tuple[dict[str, Any], ...], width: int = 270) -> int:
+    """Place a sampler, and its decoder and picture beside it, as it grows while it draws. Returns the right edge."""
+    sampler, *shown = sampled
+    return graph.column(graph.column(left, 260, sampler, top=top) + 50, width, *shown, top=top)
+
+
+def _folded_row(graph: Graph, left: int, top: int, sampled: tuple[dict[str, Any], ...]) -> None:
+    """Place a sampler and its decoder as their titles alone, above the picture."""
+    sampler, decode, save = sampled
+    graph.fold(sampler, decode)
+    graph.column(left, 120, sampler, top=top)
+    graph.column(left + 170, 120, decode, top=top)
+    graph.column(left, 290, save, top=top + 60)
 
 
 # --- what LoRAs do ----------------------------------------------------------------------------------------------------
@@ -455,21 +402,21 @@ LORAS_NOTE = (
 def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA Effect and LoRA Conflicts on a stack, and images with all of its blocks and with those that matter."""
     graph = Graph(classes, LORAS)
-    graph.note("\n\n".join(LORAS_NOTE), (-560, 60), (500, 520))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    prompt = graph.add("CLIPTextEncode", (0, 250), (300, 110), "Prompt", text="a zorp left")
-    negative = graph.add("CLIPTextEncode", (0, 420), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (0, 590), (300, 130), width=256, height=256, batch_size=1)
+    note = graph.note(LORAS_NOTE)
+    demo = graph.add("GraftDemo")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp left")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=1)
     strengths = {DEMO_LORA: 0.7, SECOND_LORA: 0.6}
     listed = [{"file": file, "on": True, "model": given, "clip": given} for file, given in strengths.items()]
     rows = json.dumps({"version": 1, "rows": listed})
-    stack = graph.add("GraftLoRAStack", (380, 60), (460, 240), rows=rows)
-    effect = graph.add("GraftLoRAEffect", (900, 60), (460, 620))
-    conflicts = graph.add("GraftLoRAConflicts", (380, 420), (460, 560))
-    whole = graph.add("GraftLoadLoRAs", (900, 800), (460, 240), rows=rows)
-    kept = graph.add("LoRAStackPatch", (900, 1100), (460, 240))
-    with_all = _sampled(graph, (1420, 60), "All blocks", "loras/all")
-    with_kept = _sampled(graph, (1420, 640), "The blocks that matter", "loras/kept")
+    stack = graph.add("GraftLoRAStack", rows=rows)
+    effect = graph.add("GraftLoRAEffect")
+    conflicts = graph.add("GraftLoRAConflicts")
+    whole = graph.add("GraftLoadLoRAs", rows=rows)
+    kept = graph.add("LoRAStackPatch")
+    with_all = _sampled(graph, "All blocks", "loras/all")
+    with_kept = _sampled(graph, "The blocks that matter", "loras/kept")
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
     for node in (effect, conflicts, whole, kept):
@@ -482,12 +429,18 @@ def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     for node in (whole, kept):
         graph.link(demo, 1, node, "clip")
     _link_samplers(graph, ((with_all, (whole, 0)), (with_kept, (kept, 0))), demo, prompt, negative, latent)
-    graph.group("The demo model and prompts", "#3f789e", demo, prompt, negative, latent)
-    graph.group("The LoRAs, and where they conflict", "#b58b2a", stack, conflicts)
-    graph.group("What each block does", "#b58b2a", effect)
-    graph.group("On the model", "#88A", whole, kept)
-    graph.group("All blocks", "#8A8", *with_all)
-    graph.group("The blocks that matter", "#8A8", *with_kept)
+    graph.column(0, 260, note, 40, demo)
+    graph.column(310, 300, stack, 60, prompt, negative, latent)
+    graph.column(660, 320, effect, 80, conflicts)
+    graph.column(1030, 270, whole)
+    graph.column(1030, 270, kept, top=651)
+    _row(graph, 1352, 60, with_all)
+    _row(graph, 1352, 651, with_kept)
+    graph.group("The demo model", "#3f789e", demo)
+    graph.group("The LoRAs and the prompts", "#3f789e", stack, prompt, negative, latent)
+    graph.group("What each block does, conflicts", "#b58b2a", effect, conflicts)
+    graph.group("All blocks", "#8A8", whole, *with_all)
+    graph.group("The blocks that matter", "#8A8", kept, *with_kept)
     return graph.document()
 
 
@@ -511,26 +464,20 @@ WORDS_NOTE = (
 def words(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A word of the demo's captions that is trained alone, and images before and after."""
     graph = Graph(classes, WORDS)
-    graph.note("\n\n".join(WORDS_NOTE), (-560, 60), (500, 620))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    dataset = graph.add(
-        "GraftDataset", (0, 270), (400, 560), folder="graft_demo/concept", resolution=256, validation=0.2
-    )
-    word = graph.add(
-        "GraftWords", (460, 60), (360, 260), words="zorp", initial="blue circle", count=6, learning_rate=0.1, alone=True
-    )
-    optimizer = graph.add(
-        "GraftOptimizer", (460, 400), (360, 250), learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=160
-    )
-    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="word")
-    step = graph.add("TrainStep", (880, 470), (400, 560), steps=160, validate_every=40)
-    save = graph.add("GraftSaveWords", (1340, 60), (300, 60))
-    before = graph.add("CLIPTextEncode", (1340, 200), (300, 110), "Prompt before", text="a blue circle middle")
-    after = graph.add("CLIPTextEncode", (1340, 380), (300, 110), "Prompt after", text="a embedding:zorp middle")
-    negative = graph.add("CLIPTextEncode", (1340, 560), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (1340, 740), (300, 130), width=256, height=256, batch_size=4)
-    sampled_before = _sampled(graph, (1720, 60), "Before", "words/before")
-    sampled_after = _sampled(graph, (1720, 640), "After", "words/after")
+    note = graph.note(WORDS_NOTE)
+    demo = graph.add("GraftDemo")
+    dataset = graph.add("GraftDataset", folder="graft_demo/concept", resolution=256, validation=0.2)
+    word = graph.add("GraftWords", words="zorp", initial="blue circle", count=6, learning_rate=0.1, alone=True)
+    optimizer = graph.add("GraftOptimizer", learning_rate=0.001, schedule="cosine", batch_size=8, total_steps=160)
+    start = graph.add("GraftTrainStart", run="word")
+    step = graph.add("TrainStep", room=410, steps=160, validate_every=40)
+    save = graph.add("GraftSaveWords")
+    before = graph.add("CLIPTextEncode", "Prompt before", text="a blue circle middle")
+    after = graph.add("CLIPTextEncode", "Prompt after", text="a embedding:zorp middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
+    sampled_before = _sampled(graph, "Before", "words/before")
+    sampled_after = _sampled(graph, "After", "words/after")
     for node in (dataset, start):
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
@@ -543,10 +490,17 @@ def words(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(source, output, text, "clip")
     _link_samplers(graph, ((sampled_before, (demo, 0)),), demo, before, negative, latent)
     _link_samplers(graph, ((sampled_after, (demo, 0)),), demo, after, negative, latent)
-    graph.group("The demo model and its images", "#3f789e", demo, dataset)
+    graph.column(0, 270, note, 40, demo, latent)
+    graph.column(320, 310, dataset, 90, before, negative)
+    graph.column(690, 290, word, 0, optimizer)
+    graph.fold(save)
+    graph.column(1040, 290, start, step, 100, save, 30, after)
+    _row(graph, 1380, 60, sampled_before)
+    _row(graph, 1380, 651, sampled_after)
+    graph.group("The demo model", "#3f789e", demo, latent)
+    graph.group("Its images, and prompts", "#3f789e", dataset, before, negative)
     graph.group("The word", "#b58b2a", word, optimizer)
-    graph.group("Train", "#b58b2a", start, step)
-    graph.group("Prompts and the embedding", "#88A", save, before, after, negative, latent)
+    graph.group("Train, and its embedding", "#b58b2a", start, step, save, after)
     graph.group("Before", "#8A8", *sampled_before)
     graph.group("After", "#8A8", *sampled_after)
     return graph.document()
@@ -575,32 +529,26 @@ PREFERENCE_SAMPLES = 32
 def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A LoRA from pairs of images, with loss function dpo, and images before and after."""
     graph = Graph(classes, PREFERENCE)
-    graph.note("\n\n".join(PREFERENCE_NOTE), (-560, 60), (500, 660))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    dataset = graph.add(
-        "GraftDataset", (0, 270), (400, 560), folder="graft_demo/preference", resolution=256, validation=0.2
-    )
-    adapter = graph.add("GraftAdapter", (460, 60), (360, 260), rank=8, targets="all")
+    note = graph.note(PREFERENCE_NOTE)
+    demo = graph.add("GraftDemo")
+    dataset = graph.add("GraftDataset", folder="graft_demo/preference", resolution=256, validation=0.2)
+    adapter = graph.add("GraftAdapter", rank=8, targets="all")
     optimizer = graph.add(
         "GraftOptimizer",
-        (460, 400),
-        (360, 220),
         learning_rate=0.0005,
         schedule="constant",
         batch_size=4,
         total_steps=PREFERENCE_STEPS,
     )
-    objective = graph.add("GraftObjective", (460, 700), (360, 260), loss="dpo", conditioning_dropout=0.0)
-    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="preference")
-    step = graph.add("TrainStep", (880, 470), (400, 560), steps=PREFERENCE_STEPS, validate_every=20)
-    report = graph.add("PreviewAny", (880, 1110), (400, 260), "What was learned")
-    prompt = graph.add("CLIPTextEncode", (1340, 60), (300, 110), "Prompt", text="a shape middle")
-    negative = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Negative: nothing", text="")
-    latent = graph.add(
-        "EmptyLatentImage", (1340, 420), (300, 130), width=256, height=256, batch_size=PREFERENCE_SAMPLES
-    )
-    before = _sampled(graph, (1720, 60), "Before", "preference/before")
-    after = _sampled(graph, (1720, 640), "After", "preference/after")
+    objective = graph.add("GraftObjective", loss="dpo", conditioning_dropout=0.0)
+    start = graph.add("GraftTrainStart", run="preference")
+    step = graph.add("TrainStep", steps=PREFERENCE_STEPS, validate_every=20)
+    report = graph.add("PreviewAny", "What was learned", 150)
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a shape middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=PREFERENCE_SAMPLES)
+    before = _sampled(graph, "Before", "preference/before")
+    after = _sampled(graph, "After", "preference/after")
     for node in (dataset, start):
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
@@ -612,10 +560,18 @@ def preference(classes: Mapping[str, Any]) -> dict[str, Any]:
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
     _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
-    graph.group("The demo model and its pairs", "#3f789e", demo, dataset)
-    graph.group("Settings", "#b58b2a", adapter, optimizer, objective)
+    graph.column(0, 270, note, 40, demo)
+    graph.column(320, 310, dataset, 90, prompt, negative)
+    graph.column(690, 290, adapter, optimizer, objective)
+    graph.column(690, 290, latent, top=1000)
+    graph.column(1040, 290, start, 40, step)
+    graph.column(1040, 290, report, top=985)
+    _row(graph, 1380, 60, before)
+    _row(graph, 1380, 651, after)
+    graph.group("The demo model", "#3f789e", demo)
+    graph.group("Its pairs, and what to draw", "#3f789e", dataset, prompt, negative)
+    graph.group("Settings, and how many", "#b58b2a", adapter, optimizer, objective, latent)
     graph.group("Train", "#b58b2a", start, step, report)
-    graph.group("What to draw", "#88A", prompt, negative, latent)
     graph.group("Before", "#8A8", *before)
     graph.group("After", "#8A8", *after)
     return graph.document()
@@ -640,32 +596,28 @@ SAMPLES_STEPS = 80
 def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A LoRA from latents that the model itself draws, with images before and after."""
     graph = Graph(classes, SAMPLES)
-    graph.note("\n\n".join(SAMPLES_NOTE), (-560, 60), (500, 620))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    drawn = graph.add("CLIPTextEncode", (0, 270), (300, 110), "What is drawn", text="a red square middle")
-    negative = graph.add("CLIPTextEncode", (0, 460), (300, 110), "Negative: nothing", text="")
-    latents = graph.add("EmptyLatentImage", (0, 640), (300, 130), width=256, height=256, batch_size=16)
-    source = graph.add(
-        "KSampler", (360, 60), (300, 280), seed=1, steps=20, cfg=2.0, sampler_name="euler", scheduler="simple"
-    )
-    prompt = graph.add("CLIPTextEncode", (360, 420), (300, 110), "Prompt", text="a glim middle")
-    samples = graph.add("GraftSamples", (360, 610), (300, 320), validation=0.25)
-    report = graph.add("PreviewAny", (360, 1010), (300, 200), "What the dataset has")
-    adapter = graph.add("GraftAdapter", (720, 60), (360, 260), rank=8, targets="all")
+    note = graph.note(SAMPLES_NOTE)
+    demo = graph.add("GraftDemo")
+    drawn = graph.add("CLIPTextEncode", "What is drawn", text="a red square middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latents = graph.add("EmptyLatentImage", width=256, height=256, batch_size=16)
+    source = graph.add("KSampler", seed=1, steps=20, cfg=2.0, sampler_name="euler", scheduler="simple")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a glim middle")
+    samples = graph.add("GraftSamples", validation=0.25)
+    report = graph.add("PreviewAny", "What the dataset has", 150)
+    adapter = graph.add("GraftAdapter", rank=8, targets="all")
     optimizer = graph.add(
         "GraftOptimizer",
-        (720, 400),
-        (360, 220),
         learning_rate=0.002,
         schedule="constant",
         batch_size=4,
         total_steps=SAMPLES_STEPS,
     )
-    start = graph.add("GraftTrainStart", (720, 700), (360, 360), run="from_graph")
-    step = graph.add("TrainStep", (1140, 60), (400, 560), steps=SAMPLES_STEPS, validate_every=20)
-    latent = graph.add("EmptyLatentImage", (1140, 700), (300, 130), width=256, height=256, batch_size=4)
-    before = _sampled(graph, (1600, 60), "Before", "from_graph/before")
-    after = _sampled(graph, (1600, 640), "After", "from_graph/after")
+    start = graph.add("GraftTrainStart", run="from_graph")
+    step = graph.add("TrainStep", room=440, steps=SAMPLES_STEPS, validate_every=20)
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
+    before = _sampled(graph, "Before", "from_graph/before")
+    after = _sampled(graph, "After", "from_graph/after")
     for text in (drawn, negative, prompt):
         graph.link(demo, 1, text, "clip")
     graph.link(demo, 0, source, "model")
@@ -682,10 +634,17 @@ def from_graph(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.chain(adapter, optimizer, start)
     graph.link(start, 0, step, "state")
     _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
-    graph.group("What the demo model draws", "#3f789e", demo, drawn, negative, latents)
-    graph.group("A dataset of it", "#3f789e", source, prompt, samples, report)
-    graph.group("Settings", "#b58b2a", adapter, optimizer, start)
-    graph.group("Train", "#b58b2a", step, latent)
+    graph.column(0, 270, note, 40, demo, latent)
+    graph.column(320, 260, drawn, negative, latents, prompt, 30, adapter)
+    graph.column(651, 290, source, samples)
+    graph.column(651, 290, report, top=986)
+    graph.column(990, 300, optimizer, 30, start, 30, step)
+    _row(graph, 1350, 60, before)
+    _row(graph, 1350, 651, after)
+    graph.group("The demo model", "#3f789e", demo, latent)
+    graph.group("What it draws", "#3f789e", drawn, negative, latents, prompt, adapter)
+    graph.group("A dataset of it", "#3f789e", source, samples, report)
+    graph.group("Train", "#b58b2a", optimizer, start, step)
     graph.group("Before", "#8A8", *before)
     graph.group("After", "#8A8", *after)
     return graph.document()
@@ -709,33 +668,31 @@ FOLDERS_STEPS = 80
 def several_folders(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A LoRA from two folders with repeats of their own, with images before and after."""
     graph = Graph(classes, FOLDERS_TITLE)
-    graph.note("\n\n".join(FOLDERS_NOTE), (-560, 60), (500, 560))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    prompt = graph.add("CLIPTextEncode", (0, 270), (300, 110), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (0, 460), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (0, 640), (300, 130), width=256, height=256, batch_size=4)
+    note = graph.note(FOLDERS_NOTE)
+    demo = graph.add("GraftDemo")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
     subject, others = (
-        graph.add("GraftDataset", place, (340, 740), title, folder=f"graft_demo/{folder}", resolution=256, **own)
-        for place, title, folder, own in (
-            ((360, 60), "My subject", "concept", {"repeats": 4, "validation": 0.25}),
-            ((760, 60), "Other pictures", "regular", {"repeats": 1, "validation": 0.1}),
+        graph.add("GraftDataset", title, folder=f"graft_demo/{folder}", resolution=256, **own)
+        for title, folder, own in (
+            ("My subject", "concept", {"repeats": 4, "validation": 0.25}),
+            ("Other pictures", "regular", {"repeats": 1, "validation": 0.1}),
         )
     )
-    report = graph.add("PreviewAny", (760, 860), (340, 260), "What was read")
-    adapter = graph.add("GraftAdapter", (1160, 60), (360, 260), rank=8, targets="all")
+    report = graph.add("PreviewAny", "What was read", 140)
+    adapter = graph.add("GraftAdapter", rank=8, targets="all")
     optimizer = graph.add(
         "GraftOptimizer",
-        (1160, 400),
-        (360, 220),
         learning_rate=0.002,
         schedule="constant",
         batch_size=4,
         total_steps=FOLDERS_STEPS,
     )
-    start = graph.add("GraftTrainStart", (1160, 700), (360, 360), run="several_folders")
-    step = graph.add("TrainStep", (1580, 60), (400, 560), steps=FOLDERS_STEPS, validate_every=20)
-    before = _sampled(graph, (2040, 60), "Before", "several_folders/before")
-    after = _sampled(graph, (2040, 640), "After", "several_folders/after")
+    start = graph.add("GraftTrainStart", run="several_folders")
+    step = graph.add("TrainStep", room=440, steps=FOLDERS_STEPS, validate_every=20)
+    before = _sampled(graph, "Before", "folders/before")
+    after = _sampled(graph, "After", "folders/after")
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
     for node in (subject, others, start):
@@ -752,12 +709,96 @@ def several_folders(classes: Mapping[str, Any]) -> dict[str, Any]:
     ):
         graph.link(made, number, node, name)
     _link_samplers(graph, ((before, (demo, 0)), (after, (step, 1))), demo, prompt, negative, latent)
-    graph.group("The demo model and prompts", "#3f789e", demo, prompt, negative, latent)
-    graph.group("Two folders", "#3f789e", subject, others, report)
-    graph.group("Settings", "#b58b2a", adapter, optimizer, start)
-    graph.group("Train", "#b58b2a", step)
+    graph.column(0, 270, note, 40, demo, latent)
+    graph.column(320, 300, subject, 90, prompt, negative)
+    graph.column(680, 300, others, report, adapter)
+    graph.column(1030, 300, optimizer, 30, start, 30, step)
+    _row(graph, 1380, 60, before)
+    _row(graph, 1380, 651, after)
+    graph.group("The demo model", "#3f789e", demo, latent)
+    graph.group("My subject", "#3f789e", subject, prompt, negative)
+    graph.group("Other pictures, and settings", "#b58b2a", others, report, adapter)
+    graph.group("Train", "#b58b2a", optimizer, start, step)
     graph.group("Before", "#8A8", *before)
     graph.group("After", "#8A8", *after)
+    return graph.document()
+
+
+# --- a stack, and ToDo ------------------------------------------------------------------------------------------------
+
+STACK_NOTE = (
+    "# A LoRA stack",
+    "`LoRA Stack` lists files with strengths, `Patch Model with LoRA Stack` puts them all on the model in one "
+    "pass over each weight and takes them off bit for bit.",
+    "`merge` adds them to the weights, `bypass` at the activations; both pictures must look the same. The stack "
+    "names the demo's LoRA twice, `graft_demo/zorp.safetensors`, which draws a zorp, a purple ring. It is put "
+    "into the loras folder if it is not there.",
+)
+
+
+def stack(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """One stack of LoRAs on the model in two ways, and images of both."""
+    graph = Graph(classes, STACK_TITLE)
+    note = graph.note(STACK_NOTE)
+    demo = graph.add("GraftDemo")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp left")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
+    rows = [{"file": DEMO_LORA, "on": True, "model": strength, "clip": 1.0} for strength in (0.7, 0.3)]
+    rows = graph.add("GraftLoRAStack", rows=json.dumps({"version": 1, "rows": rows}))
+    graph.column(0, 300, note, 40, demo)
+    graph.column(370, 320, rows, 60, prompt, negative, latent)
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    graph.group("The demo model", "#3f789e", demo)
+    graph.group("Stack and prompts", "#3f789e", rows, prompt, negative, latent)
+    for top, way in ((60, "merge"), (651, "bypass")):
+        patch = graph.add("LoRAStackPatch", f"Stack by {way}", mode=way)
+        sampled = _sampled(graph, f"By {way}", f"stack/{way}")
+        graph.link(demo, 0, patch, "model")
+        graph.link(rows, 0, patch, "lora_stack")
+        graph.link(demo, 1, patch, "clip")
+        _link_samplers(graph, ((sampled, (patch, 0)),), demo, prompt, negative, latent)
+        graph.column(760, 260, patch, top=top)
+        _row(graph, 1080, top, sampled, 380)
+        graph.group(f"By {way}", "#8A8", patch, *sampled)
+    return graph.document()
+
+
+TODO_NOTE = (
+    "# Token downsampling",
+    "`Apply ToDo` thins the keys and values of self-attention: factor 2 keeps a quarter of them. Compare the two "
+    "pictures and the time each sampler takes (the larger the picture, the larger the difference; the demo model "
+    "is tiny, so try it with SDXL at 1536 px).",
+    "The report says how many tokens each level keeps.",
+)
+
+
+def todo(classes: Mapping[str, Any]) -> dict[str, Any]:
+    """Images without and with token downsampling."""
+    graph = Graph(classes, TODO_TITLE)
+    note = graph.note(TODO_NOTE)
+    demo = graph.add("GraftDemo")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a red circle middle")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
+    apply = graph.add("ApplyToDo")
+    report = graph.add("PreviewAny", "Report")
+    graph.column(0, 300, note, 40, demo)
+    graph.column(370, 280, prompt, negative, latent)
+    graph.column(720, 300, apply, report, top=651)
+    for text in (prompt, negative):
+        graph.link(demo, 1, text, "clip")
+    graph.link(demo, 0, apply, "model")
+    graph.link(latent, 0, apply, "latent")
+    graph.link(apply, 1, report, "source")
+    graph.group("The demo model", "#3f789e", demo)
+    graph.group("Prompts", "#3f789e", prompt, negative, latent)
+    for top, word, model, extra in ((60, "without", demo, ()), (651, "with", apply, (apply, report))):
+        sampled = _sampled(graph, f"{word.title()} ToDo", f"todo/{word}")
+        _link_samplers(graph, ((sampled, (model, 0)),), demo, prompt, negative, latent)
+        _row(graph, 1090, top, sampled, 380)
+        graph.group(f"{word.title()} ToDo", "#8A8", *extra, *sampled)
     return graph.document()
 
 
@@ -779,25 +820,19 @@ DECODER_NOTE = (
 def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A damaged decoder that is trained on the demo's images, and an image through it before and after."""
     graph = Graph(classes, DECODER)
-    graph.note("\n\n".join(DECODER_NOTE), (-560, 60), (500, 560))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
-    dataset = graph.add(
-        "GraftDataset", (0, 270), (400, 560), folder="graft_demo/regular", resolution=256, validation=0.1
-    )
-    damaged = graph.add("GraftDemoVAE", (460, 60), (360, 90), damage=1.0)
-    optimizer = graph.add(
-        "GraftOptimizer", (460, 230), (360, 250), learning_rate=0.003, schedule="cosine", batch_size=4, total_steps=200
-    )
-    start = graph.add("GraftTrainVAEStart", (880, 60), (360, 340), crop=128, run="decoder")
-    step = graph.add("TrainStep", (880, 480), (400, 700), steps=200, validate_every=50, preview_every=50)
-    trained = graph.add("GraftTrainedVAE", (1340, 60), (300, 100))
-    prompt = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Prompt", text="a red circle left")
-    negative = graph.add("CLIPTextEncode", (1340, 430), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (1340, 620), (300, 130), width=256, height=256, batch_size=4)
+    note = graph.note(DECODER_NOTE)
+    demo = graph.add("GraftDemo")
+    dataset = graph.add("GraftDataset", folder="graft_demo/regular", resolution=256, validation=0.1)
+    damaged = graph.add("GraftDemoVAE", damage=1.0)
+    optimizer = graph.add("GraftOptimizer", learning_rate=0.003, schedule="cosine", batch_size=4, total_steps=200)
+    start = graph.add("GraftTrainVAEStart", crop=128, run="decoder")
+    step = graph.add("TrainStep", steps=200, validate_every=50, preview_every=50)
+    trained = graph.add("GraftTrainedVAE")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text="a red circle left")
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
     sampler = graph.add(
         "KSampler",
-        (1720, 60),
-        (300, 270),
         seed=0,
         steps=20,
         cfg=2.0,
@@ -805,13 +840,12 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
         scheduler="simple",
     )
     shown = []
-    for top, title, prefix in ((60, "Before", "decoder/before"), (640, "After", "decoder/after")):
-        decode = graph.add("VAEDecode", (2080, top), (220, 60))
-        image = graph.add("SaveImage", (2340, top), (400, 440), title, filename_prefix=prefix)
+    for title, prefix in (("Before", "decoder/before"), ("After", "decoder/after")):
+        decode, image = graph.add("VAEDecode"), graph.add("SaveImage", title, 365, filename_prefix=prefix)
         graph.link(sampler, 0, decode, "samples")
         graph.link(decode, 0, image, "images")
         shown.append((decode, image))
-    (before, before_image), (after, after_image) = shown
+    before, after = shown
     graph.link(demo, 1, dataset, "clip")
     graph.link(demo, 2, dataset, "vae")
     graph.link(damaged, 0, start, "vae")
@@ -824,15 +858,22 @@ def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(demo, 0, sampler, "model")
     for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent_image")):
         graph.link(source, 0, sampler, name)
-    graph.link(damaged, 0, before, "vae")
-    graph.link(trained, 0, after, "vae")
-    graph.group("The demo model and its images", "#3f789e", demo, dataset)
-    graph.group("The damaged VAE", "#b58b2a", damaged, optimizer)
-    graph.group("Train", "#b58b2a", start, step)
-    graph.group("Trained VAE, and what to draw", "#88A", trained, prompt, negative, latent)
-    graph.group("Latents of the demo model", "#88A", sampler)
-    graph.group("Before", "#8A8", before, before_image)
-    graph.group("After", "#8A8", after, after_image)
+    graph.link(damaged, 0, before[0], "vae")
+    graph.link(trained, 0, after[0], "vae")
+    graph.column(0, 280, note, 40, demo, latent)
+    graph.column(340, 310, dataset, 90, prompt, negative)
+    graph.column(710, 300, damaged, 60, optimizer, 30, start)
+    graph.fold(sampler)
+    graph.column(1070, 320, step, 30, trained)
+    graph.column(1070, 150, sampler, top=860)
+    graph.column(1450, 380, *before)
+    graph.column(1450, 380, *after, top=651)
+    graph.group("The demo model", "#3f789e", demo, latent)
+    graph.group("Its images, and what to draw", "#3f789e", dataset, prompt, negative)
+    graph.group("The damaged VAE", "#b58b2a", damaged, optimizer, start)
+    graph.group("Train, and draw latents", "#b58b2a", step, trained, sampler)
+    graph.group("Before", "#8A8", *before)
+    graph.group("After", "#8A8", *after)
     return graph.document()
 
 
@@ -858,12 +899,10 @@ SLIDER_PROMPT = "a yellow circle middle"
 def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A slider between two colors of the demo model, and images at several strengths."""
     graph = Graph(classes, SLIDER)
-    graph.note("\n\n".join(SLIDER_NOTE), (-560, 60), (500, 560))
-    demo = graph.add("GraftDemo", (0, 60), (300, 130))
+    note = graph.note(SLIDER_NOTE)
+    demo = graph.add("GraftDemo")
     prompts = graph.add(
         "GraftSlider",
-        (0, 270),
-        (400, 740),
         positive="a green circle middle",
         negative="a red circle middle",
         target=SLIDER_PROMPT,
@@ -873,16 +912,14 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
         steps=5,
         cfg=1.0,
     )
-    adapter = graph.add("GraftAdapter", (460, 60), (360, 260), rank=8)
-    optimizer = graph.add(
-        "GraftOptimizer", (460, 400), (360, 250), learning_rate=SLIDER_RATE, batch_size=4, total_steps=SLIDER_STEPS
-    )
-    start = graph.add("GraftTrainStart", (880, 60), (360, 368), run="slider")
-    step = graph.add("TrainStep", (880, 470), (400, 560), steps=SLIDER_STEPS, validate_every=20)
-    save = graph.add("GraftSaveLoRA", (880, 1110), (400, 160), prefix="loras/slider")
-    prompt = graph.add("CLIPTextEncode", (1340, 60), (300, 110), "Prompt", text=SLIDER_PROMPT)
-    negative = graph.add("CLIPTextEncode", (1340, 240), (300, 110), "Negative: nothing", text="")
-    latent = graph.add("EmptyLatentImage", (1340, 420), (300, 130), width=256, height=256, batch_size=4)
+    adapter = graph.add("GraftAdapter", rank=8)
+    optimizer = graph.add("GraftOptimizer", learning_rate=SLIDER_RATE, batch_size=4, total_steps=SLIDER_STEPS)
+    start = graph.add("GraftTrainStart", run="slider")
+    step = graph.add("TrainStep", steps=SLIDER_STEPS, validate_every=20)
+    save = graph.add("GraftSaveLoRA", prefix="loras/slider")
+    prompt = graph.add("CLIPTextEncode", "Prompt", text=SLIDER_PROMPT)
+    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
+    latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
     for node in (prompts, start):
         graph.link(demo, 1, node, "clip")
         graph.link(demo, 2, node, "vae")
@@ -893,21 +930,32 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
     graph.link(step, 0, save, "state")
     for text in (prompt, negative):
         graph.link(demo, 1, text, "clip")
-    graph.group("The demo model and the direction", "#3f789e", demo, prompts)
-    graph.group("Settings", "#b58b2a", adapter, optimizer)
-    graph.group("Train", "#b58b2a", start, step, save)
-    graph.group("What to draw", "#88A", prompt, negative, latent)
-    before = _sampled(graph, (1720, 60), "Before", "slider/before")
-    _link_samplers(graph, ((before, (demo, 0)),), demo, prompt, negative, latent)
-    graph.group("Before", "#8A8", *before)
-    for number, strength in enumerate(SLIDER_STRENGTHS):
-        top = 660 + 580 * number
-        patch = graph.add("LoRAStackPatch", (1340, top), (300, 180), f"Strength {strength:g}", lora_strength=strength)
-        graph.link(demo, 0, patch, "model")
-        graph.link(step, 3, patch, "lora_model")
-        sampled = _sampled(graph, (1720, top), f"Strength {strength:g}", f"slider/strength_{strength:g}")
-        _link_samplers(graph, ((sampled, (patch, 0)),), demo, prompt, negative, latent)
-        graph.group(f"Strength {strength:g}", "#8A8", patch, *sampled)
+    graph.column(0, 270, note, 40, demo, latent)
+    graph.column(320, 290, prompts, 90, prompt, negative)
+    graph.column(670, 290, adapter, optimizer, 30, start)
+    graph.column(1020, 310, step, 60, save)
+    rows = []
+    for number, strength in enumerate((0.0, *SLIDER_STRENGTHS)):
+        title = f"Strength {strength:g}" if strength else "Before"
+        sampled = _sampled(graph, title, f"slider/{title.lower().replace(' ', '_')}", 160)
+        model, patched = (demo, 0), []
+        if strength:
+            patch = graph.add("LoRAStackPatch", title, lora_strength=strength)
+            graph.link(demo, 0, patch, "model")
+            graph.link(step, 3, patch, "lora_model")
+            model, patched = (patch, 0), [patch]
+        _link_samplers(graph, ((sampled, model),), demo, prompt, negative, latent)
+        *folded, image = [*patched, *sampled]
+        graph.fold(*folded)
+        for place, node in enumerate(folded, 3 - len(folded)):
+            graph.column(1390, 150, node, top=60 + 225 * number + 50 * place)
+        graph.column(1590, 370, image, top=60 + 225 * number)
+        rows += [*folded, image]
+    graph.group("The demo model", "#3f789e", demo, latent)
+    graph.group("The direction", "#3f789e", prompts, prompt, negative)
+    graph.group("Settings", "#b58b2a", adapter, optimizer, start)
+    graph.group("Train", "#b58b2a", step, save)
+    graph.group("From one end to the other", "#8A8", *rows)
     return graph.document()
 
 
@@ -915,37 +963,29 @@ def slider(classes: Mapping[str, Any]) -> dict[str, Any]:
 
 NOTE = (
     "# Train a LoRA for {title}",
-    "Loads the model, chooses the settings for it and for your memory, trains with previews, and saves the LoRA.",
-    "**Files that it expects**",
+    "**Model files** (another one of the family works too: choose it in the loader)",
     "{files}",
-    "Another file of the same family works too: choose it in the loader. If one is missing, ComfyUI says its name and"
-    " runs nothing.",
-    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*, or choose"
-    " one in ComfyUI's `input` folder from its list. Until then it trains on the demo's 16 images. Write what you train"
-    " into *Prompt*, for the previews.",
-    "**Training Recipe** chooses the settings for this model and your memory, and says why. Set *steps* there and in"
-    " *Train Step* to the same number.",
-    "The LoRA is saved under `output/loras`. You can stop at any time: queued again, the run continues.",
+    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*. Until"
+    " then it trains on the demo's 16 images. Write what you train into *Prompt*, for the previews.",
+    "**Training Recipe** chooses the settings for this model and your memory, and says why in its report. Set *steps*"
+    " there and in *Train Step* to the same number.",
+    "The LoRA is saved under `output/loras`. You can stop at any time: queued again, the run continues. For averaged"
+    " weights, put *EMA Merge* in front of *Save LoRA*.",
 )
 
 TRAINING_ONLY = (
-    "**The training adapter** is AI-Toolkit's, from `huggingface.co/ostris/{repository}`: a LoRA that undoes the"
-    " distillation. It is on while the loss is computed, and off in previews, in MODEL and in the saved LoRA. So the"
-    " model keeps its {steps} steps. Without it the few steps are lost while it trains."
+    "**The training adapter** is AI-Toolkit's, a LoRA that undoes the distillation while the loss is computed. It is"
+    " off in previews, in MODEL and in the saved LoRA, so the model keeps its {steps} steps."
 )
-
 CONTROL_PICTURES = (
-    "**Your pairs**: the image is what comes out of the edit, its caption the instruction (*make it winter*). What goes"
-    " in lies beside it: `photo.control.png`, or `control/photo.png`; up to three of them. The demo's images have none,"
-    " so with them it learns to draw from text alone. The previews and the image at the end are drawn without one too;"
-    " to try an edit, {edit}."
+    "**Your pairs**: the image is what comes out of the edit, its caption the instruction (*make it winter*), and what"
+    " goes in lies beside it: `photo.control.png`, or `control/photo.png`; up to three of them. Drop their folder onto"
+    " *Dataset*. The demo's images have none. To try an edit, {edit}."
 )
 CLIPS = (
-    "**Your clips**: `walk.mp4`, its caption `walk.txt`, and beside it the picture that it starts with,"
-    " `walk.control.png`. *frames of clips* are how many frames are trained together; pictures with a control picture"
-    " of their own may lie between them. The demo's images have none, so with them it learns to draw from text alone."
-    " What CLIP vision sees of that picture, Wan 2.1 does not get from a folder; *Samples* trains with it."
-    " The previews and the image at the end are drawn without one too; to try it, {edit}."
+    "**Your clips**: `walk.mp4`, its caption `walk.txt`, and the picture that it starts with, `walk.control.png`."
+    " *frames of clips* are trained together; pictures may lie between them. What CLIP vision sees of that picture,"
+    " Wan 2.1 does not get from a folder; *Samples* trains with it. The demo's images have none. To try it, {edit}."
 )
 EDITS = {  # by the setting `control pictures`
     "Flux Kontext": "put *Load Image*, *FluxKontextImageScale*, *VAE Encode* and *ReferenceLatent* behind *Prompt*",
@@ -955,35 +995,21 @@ EDITS = {  # by the setting `control pictures`
 
 
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
-    """Loaders, dataset, recipe, training with previews, the average saved as a LoRA, and an image of it."""
-    title = f"Train a LoRA for {family.title}"
+    """Loaders, dataset, recipe, training with previews, the saved LoRA, and an image of it."""
     name = "".join(letter for letter in family.title.lower() if letter not in " .()")
-    graph = Graph(classes, title)
-    note = list(NOTE)
-    height = 620
+    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=True)
+    texts = list(NOTE)
     if family.training_only:
-        repository = family.training_only.rpartition("_")[0]
-        note.insert(5, TRAINING_ONLY.format(repository=repository, steps=family.steps))
-        height = 780
+        texts.insert(3, TRAINING_ONLY.format(steps=family.steps))
     if family.control_pictures:
-        pairs = CLIPS if family.frame_rate else CONTROL_PICTURES
-        note.insert(6, pairs.format(edit=EDITS[family.control_pictures]))
-        height = 860
-    text = "\n\n".join(note).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (LEFT - 560, 60), (500, height))
-    loaders = _loaders(graph, family)
-    outputs = _outputs(loaders)
-    prompt = graph.add("CLIPTextEncode", (LEFT, 580), (WIDE, 130), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (LEFT, 770), (WIDE, 110), "Negative prompt", text="")
-    side = family.resolution // 16 * 16
-    latent = graph.add("EmptyLatentImage", (LEFT, 940), (WIDE, 130), width=side, height=side, batch_size=1)
-    read = 740
-    if family.control_pictures:
-        read = 1160  # all of its settings are shown, as one of the advanced ones is not its default
+        more = CLIPS if family.frame_rate else CONTROL_PICTURES
+        texts[3] = more.format(edit=EDITS[family.control_pictures])
+    loaders, note = _loaders(graph, family, texts)
+    model = _outputs(loaders)
+    prompt, negative, latent = _prompts(graph, family)
     dataset = graph.add(
         "GraftDataset",
-        (420, 60),
-        (340, read),
+        room=CONTROLLED if family.control_pictures else 0,
         folder="graft_demo/concept",
         resolution=family.resolution,
         repeats=1,
@@ -991,87 +1017,88 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         frames=family.frames,
         frame_rate=family.frame_rate,
     )
-    sheet = graph.add("PreviewImage", (420, 120 + read), (340, 260), "What was read")
-    recipe = graph.add("GraftRecipe", (800, 60), (320, 240), steps=STEPS)
-    why = graph.add("PreviewAny", (800, 360), (320, 300), "What the recipe chose, and why")
-    start = graph.add("GraftTrainStart", (800, 720), (320, 360), run=name)
-    step = graph.add("TrainStep", (1160, 60), (360, 760), steps=STEPS, preview_every=PREVIEWS)
-    average = graph.add("EMAMerge", (1560, 60), (320, 600))
-    save = graph.add("GraftSaveLoRA", (1560, 720), (320, 180), prefix=f"loras/{name}")
-    settings = {
-        "seed": 7,
-        "steps": family.steps,
-        "cfg": family.cfg,
-        "sampler_name": "euler",
-        "scheduler": family.scheduler,
-    }
-    sampler = graph.add("KSampler", (1920, 60), (300, 280), **settings)
-    decode = graph.add("VAEDecode", (1920, 400), (220, 60))
-    image = graph.add("SaveImage", (1920, 520), (400, 440), "With the LoRA", filename_prefix=f"{name}/trained")
+    recipe = graph.add("GraftRecipe", steps=STEPS)
+    start = graph.add("GraftTrainStart", run=name)
+    step = graph.add("TrainStep", steps=STEPS, preview_every=PREVIEWS)
+    save = graph.add("GraftSaveLoRA", prefix=f"loras/{name}")
+    drawn = {"cfg": family.cfg, "sampler_name": "euler", "scheduler": family.scheduler}
+    sampler = graph.add("KSampler", seed=7, steps=family.steps, **drawn)
+    decode = graph.add("VAEDecode")
+    image = graph.add("SaveImage", "With the LoRA", 480, filename_prefix=f"{name}/trained")
     for target, inputs in (
         (prompt, ("clip",)),
         (negative, ("clip",)),
         (dataset, ("vae", "clip")),
         (recipe, ("model",)),
         (start, ("model", "clip", "vae")),
-        (average, ("model", "clip")),
         (decode, ("vae",)),
     ):
         for wanted in inputs:
-            graph.link(*outputs[wanted], target, wanted)
+            graph.link(*model[wanted], target, wanted)
     graph.link(dataset, 0, start, "dataset")
-    graph.link(dataset, 1, sheet, "images")
     graph.link(dataset, 0, recipe, "dataset")
-    graph.link(recipe, 1, why, "source")
-    settings_nodes = [dataset, sheet, recipe, why, start]
+    chosen, below = [recipe], []
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", (420, 440 + read), (340, 280), "Training adapter", rows=rows)
-        only = graph.add("GraftTrainingOnlyLoRA", (800, 440 + read), (320, 80))
+        adapter = graph.add("GraftLoRAStack", "Training adapter", 305, rows=rows)
+        only = graph.add("GraftTrainingOnlyLoRA")
         graph.link(adapter, 0, only, "lora_stack")
-        graph.chain(recipe, only, start)
-        settings_nodes += [adapter, only]
-    else:
-        graph.chain(recipe, start)
+        chosen += [only]
+        below = [adapter]
+    graph.chain(*chosen, start)
     graph.link(start, 0, step, "state")
-    graph.link(prompt, 0, step, "positive")
-    if family.guided_previews:
-        graph.link(negative, 0, step, "negative")
-    graph.link(latent, 0, step, "latent")
-    graph.link(step, 0, average, "state")
-    graph.link(average, 2, save, "lora_model")
-    graph.link(average, 0, sampler, "model")
-    graph.link(prompt, 0, sampler, "positive")
-    graph.link(negative, 0, sampler, "negative")
-    graph.link(latent, 0, sampler, "latent_image")
+    for drawing, inputs in (
+        (step, ("positive", "negative", "latent")),
+        (sampler, ("positive", "negative", "latent_image")),
+    ):
+        for source, wanted in zip((prompt, negative, latent), inputs, strict=True):
+            if family.guided_previews or (drawing, source) != (step, negative):
+                graph.link(source, 0, drawing, wanted)
+    graph.link(step, 0, save, "state")
+    graph.link(step, 1, sampler, "model")
     graph.link(sampler, 0, decode, "samples")
     graph.link(decode, 0, image, "images")
-    graph.group("The model and the prompts", "#3f789e", *loaders, prompt, negative, latent)
-    graph.group("Images and settings", "#b58b2a", *settings_nodes)
-    graph.group("Train", "#b58b2a", step)
-    graph.group("The average of the weights, saved and tried", "#8A8", average, save, sampler, decode, image)
+    settings = (*chosen, start, *below)
+    _five_columns(graph, note, loaders, (dataset, prompt, negative), settings, (step, save, latent))
+    graph.column(1500, 250, sampler)
+    graph.column(1800, 150, decode)
+    graph.column(1500, 450, image, top=611)
+    graph.group("Try it", "#8A8", sampler, decode, image)
     return graph.document()
+
+
+def _five_columns(graph: Graph, note: Any, loaders: Any, data: Any, settings: Any, trained: Any) -> None:
+    """Place what a published model's template has up to the trained LoRA."""
+    graph.column(0, 410, note, graph.head - 50, *loaders)
+    dataset, *prompts = data
+    graph.column(462, 312, dataset, 60, *prompts)
+    graph.column(824, 262, *settings)
+    step, *others = trained
+    graph.column(1138, 310, step, 100, *others)
+    graph.group("The model", "#3f789e", *loaders)
+    graph.group("Images and prompts", "#3f789e", *data)
+    graph.group("Settings", "#b58b2a", *settings)
+    graph.group("Train", "#b58b2a", *trained)
+
+
+def _prompts(graph: Graph, family: Family) -> list[dict[str, Any]]:
+    side = family.resolution // 16 * 16
+    return [
+        graph.add("CLIPTextEncode", "Prompt", text="a zorp middle"),
+        graph.add("CLIPTextEncode", "Negative prompt", text=""),
+        graph.add("EmptyLatentImage", width=side, height=side, batch_size=1),
+    ]
 
 
 PAIR = (
     "# Train a LoRA for {title}",
-    "Wan 2.2 14B is two models: the high-noise one makes the layout, the low-noise one finishes. One run trains both in"
-    " turn, each on the noise levels that the sampler gives it, with one of them on the device at a time. Each gets a"
-    " LoRA file of its own.",
-    "**Files that it expects**",
+    "One run trains both models of Wan 2.2 in turn, each on its noise levels, with one of them on the device at a time."
+    " Each gets a LoRA file, `…_high_noise` and `…_low_noise`.",
     "{files}",
-    "If one is missing, ComfyUI says its name and runs nothing.",
-    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*, or choose"
-    " one in ComfyUI's `input` folder from its list. Until then it trains on the demo's 16 images. Write what you train"
-    " into *Prompt*, for the previews, which both models draw together.",
-    "**Training Recipe** chooses adapter and optimizer for this model and your memory, and says why. Set *steps* there"
-    " and in *Train Step* to the same number: each model is trained for that many. The noise levels are AI-Toolkit's"
-    " for Wan 2.2, every one alike.",
-    "The LoRAs are saved under `output/loras`, as `…_high_noise` and `…_low_noise`. You can stop at any time: queued"
-    " again, the run continues.",
-    "**For averaged weights**, put an *EMA Merge* with a *Save LoRA* behind each training state of *Split Expert Pair*."
-    " **To train one model only**, use *Start Training* in place of *Start Training Expert Pair*, and choose *expert*"
-    " in *Objective Settings*.",
+    "**Your images**, with captions beside them (`photo.png`, `photo.txt`): drop their folder onto *Dataset*. Until"
+    " then it trains on the demo's 16 images. Write what you train into *Prompt*, for the previews.",
+    "**Training Recipe** says what it chose in its report. Each model is trained for the *steps* there and in *Train"
+    " Step*. You can stop at any time: queued again, the run continues.",
 )
 SIDES = (("high noise", 1), ("low noise", 4))  # with the MODEL's output of Split Expert Pair
 BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to the other
@@ -1080,30 +1107,19 @@ BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to
 def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Both experts of a pair in one run, with previews of both, a file for each, and an image of both."""
     name = family.title.lower().replace(" ", "")
-    graph = Graph(classes, f"Train a LoRA for {family.title}")
-    text = "\n\n".join(PAIR).format(title=family.title, files=_file_lines(family))
-    graph.note(text, (LEFT - 560, 60), (500, 720))
-    loaders = _loaders(graph, family)
-    outputs = _outputs(loaders)
-    second = graph.add(
-        "UNETLoader", (LEFT, 560), (WIDE, 110), "Low noise", unet_name=family.low_noise_model, weight_dtype="default"
-    )
-    loaders[0]["title"] = "High noise"
-    prompt = graph.add("CLIPTextEncode", (LEFT, 780), (WIDE, 130), "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", (LEFT, 970), (WIDE, 110), "Negative prompt", text="")
-    side = family.resolution // 16 * 16
-    latent = graph.add("EmptyLatentImage", (LEFT, 1140), (WIDE, 130), width=side, height=side, batch_size=1)
-    dataset = graph.add(
-        "GraftDataset", (420, 60), (340, 740), folder="graft_demo/concept", resolution=family.resolution, repeats=1
-    )
-    sheet = graph.add("PreviewImage", (420, 860), (340, 260), "What was read")
-    recipe = graph.add("GraftRecipe", (1180, 60), (320, 240), steps=STEPS)
-    why = graph.add("PreviewAny", (1180, 360), (320, 300), "What the recipe chose, and why")
+    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=True)
+    loaders, note = _loaders(graph, family, PAIR)
+    high, low, *others = loaders
+    model = _outputs([high, *others])
+    high["title"], low["title"] = "High noise", "Low noise"
+    prompt, negative, latent = _prompts(graph, family)
+    dataset = graph.add("GraftDataset", folder="graft_demo/concept", resolution=family.resolution, repeats=1)
+    recipe = graph.add("GraftRecipe", steps=STEPS)
     levels = {"timesteps": "uniform", "model_shift": False, "conditioning_dropout": 0.05}
-    objective = graph.add("GraftObjective", (800, 60), (320, 700), expert="both", **levels)
-    start = graph.add("GraftTrainPairStart", (1180, 720), (320, 360), run=name)
-    step = graph.add("TrainStep", (1560, 60), (360, 780), steps=STEPS, preview_every=PREVIEWS)
-    save = graph.add("GraftSaveLoRA", (1560, 900), (360, 160), prefix=f"loras/{name}")
+    objective = graph.add("GraftObjective", room=330, expert="both", **levels)
+    start = graph.add("GraftTrainPairStart", run=name)
+    step = graph.add("TrainStep", steps=STEPS, preview_every=PREVIEWS)
+    save = graph.add("GraftSaveLoRA", prefix=f"loras/{name}")
     for target, wanted in (
         (prompt, "clip"),
         (negative, "clip"),
@@ -1113,13 +1129,11 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         (start, "clip"),
         (start, "vae"),
     ):
-        graph.link(*outputs[wanted], target, wanted)
-    graph.link(*outputs["model"], start, "high_noise_model")
-    graph.link(second, 0, start, "low_noise_model")
+        graph.link(*model[wanted], target, wanted)
     for source, output, target, wanted in (
+        (high, 0, start, "high_noise_model"),
+        (low, 0, start, "low_noise_model"),
         (dataset, 0, recipe, "dataset"),
-        (dataset, 1, sheet, "images"),
-        (recipe, 1, why, "source"),
         (dataset, 0, start, "dataset"),
         (recipe, 0, objective, "settings"),
         (objective, 0, start, "settings"),
@@ -1130,10 +1144,9 @@ def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
         (step, 0, save, "state"),
     ):
         graph.link(source, output, target, wanted)
-    graph.group("The two models and the prompts", "#3f789e", *loaders, second, prompt, negative, latent)
-    graph.group("Images and settings", "#b58b2a", dataset, sheet, recipe, why, objective, start)
-    graph.group("Both are trained in turn, and saved", "#b58b2a", step, save)
-    _pair_sampled(graph, family, step, (prompt, negative, latent), outputs["vae"], name)
+    settings = (recipe, objective, start)
+    _five_columns(graph, note, loaders, (dataset, prompt, negative), settings, (step, save, latent))
+    _pair_sampled(graph, family, step, (prompt, negative, latent), model["vae"], name)
     return graph.document()
 
 
@@ -1147,7 +1160,7 @@ def _pair_sampled(
 ) -> None:
     """An image of both: the high-noise model's steps, then the low-noise model's, as in ComfyUI's own template."""
     prompt, negative, latent = prompts
-    split = graph.add("GraftSplitExperts", (1980, 60), (300, 160))
+    split = graph.add("GraftSplitExperts")
     graph.link(step, 0, split, "state")
     last = 10_000
     spans = ((0, BOUNDARY_STEP), (BOUNDARY_STEP, last))
@@ -1156,8 +1169,6 @@ def _pair_sampled(
         is_first = row == 0
         sampler = graph.add(
             "KSamplerAdvanced",
-            (1980, 280 + row * 420),
-            (300, 340),
             f"KSampler (Advanced): {expert}",
             add_noise="enable" if is_first else "disable",
             noise_seed=7,
@@ -1173,24 +1184,33 @@ def _pair_sampled(
         graph.link(prompt, 0, sampler, "positive")
         graph.link(negative, 0, sampler, "negative")
         samplers.append(sampler)
-    decode = graph.add("VAEDecode", (2320, 60), (220, 60))
-    image = graph.add("SaveImage", (2320, 180), (400, 440), "With both LoRAs", filename_prefix=f"{name}/trained")
+    decode = graph.add("VAEDecode")
+    image = graph.add("SaveImage", "With both LoRAs", 480, filename_prefix=f"{name}/trained")
     graph.link(latent, 0, samplers[0], "latent_image")
     graph.link(samplers[0], 0, samplers[1], "latent_image")
     graph.link(samplers[1], 0, decode, "samples")
     graph.link(*vae, decode, "vae")
     graph.link(decode, 0, image, "images")
+    graph.fold(*samplers)
+    graph.column(1500, 270, split, *samplers)
+    graph.column(1815, 145, decode)
+    graph.column(1500, 460, image, top=samplers[1]["pos"][1] + 60)
     graph.group("The pair, tried", "#8A8", split, *samplers, decode, image)
 
 
-def _loaders(graph: Graph, family: Family) -> list[dict[str, Any]]:
-    nodes = []
-    top = 60
-    for kind, values in family.files:
-        height = 50 + 30 * len(values)
-        nodes.append(graph.add(kind, (LEFT, top), (WIDE, height), **values))
-        top += height + 50
-    return nodes
+def _loaders(graph: Graph, family: Family, texts: Sequence[str]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The nodes that load the model's files, each with where to have a missing one, and the note that names all."""
+    files = [(kind, values) for kind, values in family.files]
+    if family.low_noise_model:
+        files.insert(1, ("UNETLoader", {"unet_name": family.low_noise_model, "weight_dtype": "default"}))
+    named = [[file for file in values.values() if file.endswith(".safetensors")] for _, values in files]
+    listed = [*itertools.chain(*named), *([family.training_only] if family.training_only else [])]
+    links = "\n".join(map(_file_line, listed))
+    note = graph.note([text.format(title=family.title, files=links) for text in texts], 74)
+    nodes = [graph.add(kind, **values) for kind, values in files]
+    for node, mine in zip(nodes, named, strict=True):
+        node["properties"]["models"] = [model_file(file) for file in mine]
+    return nodes, note
 
 
 def _outputs(loaders: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], int]]:
@@ -1201,17 +1221,11 @@ def _outputs(loaders: list[dict[str, Any]]) -> dict[str, tuple[dict[str, Any], i
     return {name: (loader, 0) for name, loader in zip(names, loaders, strict=True)}
 
 
-def _file_lines(family: Family) -> str:
-    lines = []
-    for _, values in family.files:
-        for name, file in values.items():
-            if name in FOLDERS:
-                lines.append(f"- `models/{FOLDERS[name]}/{file}`")
-    if family.low_noise_model:
-        lines.append(f"- `models/diffusion_models/{family.low_noise_model}`")
-    if family.training_only:
-        lines.append(f"- `models/loras/{family.training_only}`")
-    return "\n".join(lines)
+def _file_line(file: str) -> str:
+    size = MODEL_FILES[file.removesuffix(".safetensors")][3]
+    found = model_file(file)
+    large = f", {size} GB" if size else ""
+    return f"- `models/{found['directory']}/{file}` ([download]({found['url']}){large})"
 
 
 def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -1221,6 +1235,8 @@ def templates(classes: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     made[SLIDER] = slider(classes)
     made[SAMPLES] = from_graph(classes)
     made[FOLDERS_TITLE] = several_folders(classes)
+    made[STACK_TITLE] = stack(classes)
+    made[TODO_TITLE] = todo(classes)
     for family in FAMILIES:
         write = for_family
         if family.low_noise_model:

@@ -19,10 +19,10 @@ def say(graph: Graph, look_up: Catalogue, stream: TextIO, report: dict[str, Any]
         if ids:
             log.say(f"{title}: {len(ids)} {'node' if len(ids) == 1 else 'nodes'}", stream)
         for node_id in ids:
-            log.say(f"  {_named(graph, node_id)}", stream)
+            log.say(f"  {_name_node(graph, node_id)}", stream)
 
 
-def _named(graph: Graph, node_id: str) -> str:
+def _name_node(graph: Graph, node_id: str) -> str:
     title, kind = workflow.title(graph, node_id), str(graph[node_id].get("class_type") or "no class")
     name = kind if title == kind else f'"{title}" ({kind})'
     return f"node {node_id} {name}".replace("\n", " ")

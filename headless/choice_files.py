@@ -13,10 +13,10 @@ from .hosts import Host
 
 def with_advice(host: Host, graph: Graph, look_up: Catalogue, problems: Sequence[Problem]) -> list[Problem]:
     """The problems, each one of a missing choice with where its files belong, near names, and how to set another."""
-    return [_advised(host, graph, look_up, problem) for problem in problems]
+    return [_advise(host, graph, look_up, problem) for problem in problems]
 
 
-def _advised(host: Host, graph: Graph, look_up: Catalogue, problem: Problem) -> Problem:
+def _advise(host: Host, graph: Graph, look_up: Catalogue, problem: Problem) -> Problem:
     schema = look_up(problem.class_type)
     item = schema.input(problem.input) if schema is not None and problem.input else None
     if item is None or item.name != problem.input or item.type != COMBO:

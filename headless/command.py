@@ -262,7 +262,7 @@ def _run(arguments: argparse.Namespace, argv: Sequence[str]) -> int:
     else:
         stream, events = sys.stdout, Events()
     with contextlib.redirect_stdout(stream):
-        status = _run_reported(arguments, argv, report, stream, events)
+        status = _run_and_report(arguments, argv, report, stream, events)
     report["seconds"] = round(time.monotonic() - started, 3)
     events.send("end", **report)
     return status
@@ -273,7 +273,7 @@ def _report() -> dict[str, Any]:
     return {"status": "invalid", "outputs": {}, "files": [], "errors": []}
 
 
-def _run_reported(
+def _run_and_report(
     arguments: argparse.Namespace, argv: Sequence[str], report: dict[str, Any], stream: TextIO, events: Events
 ) -> int:
     """Run the `run` command and fill in the report on the way."""
@@ -417,7 +417,7 @@ def _run_opened(
     host, arguments = opened.host, opened.arguments
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
     try:
-        translated = _translated(opened, document, look_up)
+        translated = _translate(opened, document, look_up)
         wanted = [*arguments.assignments, *assignments]
         graph, problems = workflow.set_values(translated.graph(look_up), wanted, look_up)
     except WorkflowError as error:
@@ -427,7 +427,7 @@ def _run_opened(
     with log.quiet():
         problems += run.validate(host, graph, look_up, translated.of_no_server)
     if arguments.command == "check":
-        return _checked(opened, graph, look_up, problems, report)
+        return _report_check(opened, graph, look_up, problems, report)
     if problems:
         status = _invalid(problems, report)
         if arguments.command == "plan" and (advice := plan.advice(problems)):
@@ -437,17 +437,17 @@ def _run_opened(
     return _execute(opened, graph, look_up, metadata, report)
 
 
-def _translated(opened: _Opened, document: workflow.Document, look_up: workflow.Catalogue) -> workflow.Document:
+def _translate(opened: _Opened, document: workflow.Document, look_up: workflow.Catalogue) -> workflow.Document:
     """The workflow with nodes of this host in place of old ones; loads other packs where it needs them."""
-    document = _replaced(opened.host, document, look_up, opened.stream)
+    document = _replace_old_nodes(opened.host, document, look_up, opened.stream)
     if _other_packs(opened.host, document, opened.arguments.custom_nodes, opened.stream):
         if opened.group.size > 1:
             opened.group.publish({"packs": True})
-        document = _replaced(opened.host, document, look_up, opened.stream)  # packs replace nodes too
+        document = _replace_old_nodes(opened.host, document, look_up, opened.stream)  # packs replace nodes too
     return document
 
 
-def _checked(
+def _report_check(
     opened: _Opened,
     graph: workflow.Graph,
     look_up: workflow.Catalogue,
@@ -515,7 +515,7 @@ def _join(
     return torchrun.joined(host, at, arguments.as_ranks, arguments.shard, arguments.reproducible)
 
 
-def _replaced(
+def _replace_old_nodes(
     host: hosts.Host, document: workflow.Document, look_up: workflow.Catalogue, stream: TextIO
 ) -> workflow.Document:
     """The workflow with the nodes that this ComfyUI has in place of old ones."""
@@ -531,10 +531,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
     """
     missing = sorted(document.class_types() - set(host.nodes.NODE_CLASS_MAPPINGS))
     if host.choice.root is not None and (everything or missing):
-        if everything:
-            reason = "--custom-nodes"
-        else:
-            reason = f"the workflow uses {', '.join(missing)}"
+        reason = "--custom-nodes" if everything else f"the workflow uses {', '.join(missing)}"
         log.say(f"loading the other custom nodes ({reason})", stream)
         hosts.load_other_packs(host)
         return True
@@ -543,10 +540,7 @@ def _other_packs(host: hosts.Host, document: workflow.Document, everything: bool
 
 def _invalid(problems: Sequence[Problem], report: dict[str, Any], what: str = "the workflow") -> int:
     report["status"], report["errors"] = "invalid", [problem.as_json() for problem in problems]
-    if len(problems) == 1:
-        count = "1 error"
-    else:
-        count = f"{len(problems)} errors"
+    count = "1 error" if len(problems) == 1 else f"{len(problems)} errors"
     log.say(f"graft_nodes: {what} is not valid ({count}); nothing was run", sys.stderr)
     for problem in problems:
         log.say(f"  {problem}", sys.stderr)

@@ -34,10 +34,7 @@ def device(host: hosts.Host) -> str:
 
 def main(arguments: argparse.Namespace) -> int:
     """Print the report (or JSON); returns 0 if workflows can run here, 1 if the host cannot be opened."""
-    if arguments.json:
-        stream = sys.stderr
-    else:
-        stream = sys.stdout
+    stream = sys.stderr if arguments.json else sys.stdout
     versions = {"graft": hosts.graft_version(), "python": platform.python_version()}
     for name in ("torch", "numpy", "safetensors", "Pillow"):
         versions[name] = hosts.installed_version(name) or "not installed"

@@ -129,10 +129,10 @@ def open_host(
     if output_folder is not None:
         folder_named(output_folder, "--output")
     with signals.stopping():
-        return _opened(choice, cpu, input_folder, output_folder, caching, make_folders)
+        return _open(choice, cpu, input_folder, output_folder, caching, make_folders)
 
 
-def _opened(
+def _open(
     choice: Choice,
     cpu: bool,
     input_folder: str | None,
@@ -219,10 +219,7 @@ def load_packs(host: Host, packs: Sequence[str]) -> None:
 def missing_requirements(root: Path) -> list[str]:
     """The packages of a ComfyUI's requirements.txt that are not installed here."""
     path = root / "requirements.txt"
-    if path.is_file():
-        lines = path.read_text(encoding="utf-8").splitlines()
-    else:
-        lines = []
+    lines = path.read_text(encoding="utf-8").splitlines() if path.is_file() else []
     names = [re.split(r"[ <>=!~;\[]", line.strip(), maxsplit=1)[0] for line in lines]
     return [name for name in names if name and not name.startswith(("#", "-")) and installed_version(name) is None]
 
@@ -245,10 +242,7 @@ def _accelerator() -> bool:
 def _import_embedded() -> None:
     if not embedded.install():
         spec = importlib.util.find_spec("comfy")
-        if spec:
-            locations = ", ".join(spec.submodule_search_locations or [])
-        else:
-            locations = "?"
+        locations = ", ".join(spec.submodule_search_locations or []) if spec else "?"
         raise HostError(
             f"the embedded host cannot start: another package named 'comfy' is importable from {locations}; run from"
             " another folder, or name that ComfyUI with --comfyui"

@@ -96,10 +96,7 @@ class Progress:
         self.close()
         self.started += 1
         self.node_id, self.pace = node_id, None
-        if title != class_type:
-            called = f'"{title}" ({class_type})'
-        else:
-            called = class_type
+        called = f'"{title}" ({class_type})' if title != class_type else class_type
         count = max(self.total, self.started)
         self.name = make_printable(f"[{self.started}/{count}] node {node_id} {called}").replace("\n", " ")
         self.began = self.shown = time.monotonic()
@@ -120,10 +117,10 @@ class Progress:
         now, is_last = time.monotonic(), value >= total
         if self.rewrites and (is_last or now - self.shown >= DRAW_EVERY or self.width == 0):
             self.shown = now
-            self._draw(f"{self.name}: {self._said(self.pace)}")
+            self._draw(f"{self.name}: {self._describe(self.pace)}")
         elif not self.rewrites and now - self.shown >= LINE_EVERY:
             self.shown = now
-            log.say(f"    {self._said(self.pace)}", self.stream)
+            log.say(f"    {self._describe(self.pace)}", self.stream)
         if is_last or now - self.sent >= EVENT_EVERY:
             self.sent = now
             self._tell(self.pace)
@@ -147,7 +144,7 @@ class Progress:
     def _nodes_left(self) -> int:
         return max(self.total - self.started, 0)
 
-    def _said(self, pace: Pace) -> str:
+    def _describe(self, pace: Pace) -> str:
         after = {0: "", 1: ", then 1 node"}.get(self._nodes_left, f", then {self._nodes_left} nodes")
         return f"{pace}{after}"
 

@@ -77,7 +77,7 @@ def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]])
     """The graph of the first rank: results for the other ranks pass through a node that sends them, then go to the
     TrainStep.
     """
-    result = _linked(graph, set(graph), everywhere, sent)
+    result = _copy_nodes(graph, set(graph), everywhere, sent)
     for source, slots in sent.items():
         inputs = {f"value{number}": [source, slot] for number, slot in enumerate(slots)}
         result[carrier(source)] = {
@@ -90,7 +90,7 @@ def first(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]])
 
 def others(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]], steps: Sequence[str]) -> Graph:
     """The graph of every other rank: the nodes that run on every rank, and nodes that receive the sent results."""
-    result = _linked(graph, everywhere, everywhere, sent)
+    result = _copy_nodes(graph, everywhere, everywhere, sent)
     for node_id in steps:
         inputs = result[node_id]["inputs"]
         off = {name: value for name, value in SHOWS.items() if value is not None}
@@ -100,7 +100,7 @@ def others(graph: Graph, everywhere: set[str], sent: Mapping[str, Sequence[int]]
     return result
 
 
-def _linked(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:
+def _copy_nodes(graph: Graph, kept: set[str], everywhere: set[str], sent: Mapping[str, Sequence[int]]) -> Graph:
     """A copy of the `kept` nodes; those that run on every rank take sent results from the carrier nodes."""
 
     def link(name: str, value: Any) -> Any:

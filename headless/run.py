@@ -148,9 +148,11 @@ class _Watch:
         elif event == "execution_cached":
             self.progress.total -= len(set(data.get("nodes") or ()) & set(self.graph))
         elif event == "executed":
-            self._tell_files("files", data, _named(self.host, data.get("output") or {}))
+            self._tell_files("files", data, _name_files(self.host, data.get("output") or {}))
         elif event == "graft.preview":
-            self._tell_files("preview", data, _named(self.host, {"pictures": data.get("pictures")}), step=data["step"])
+            self._tell_files(
+                "preview", data, _name_files(self.host, {"pictures": data.get("pictures")}), step=data["step"]
+            )
         elif event == "execution_error" and data.get("exception_type") == "ExecutionBlocked":
             self.blocked.append((event, data))
 
@@ -263,12 +265,12 @@ def _listing(host: Host) -> dict[str, tuple[int, int]]:
 
 def _written(host: Host, outputs: Mapping[str, Any], before: Mapping[str, tuple[int, int]]) -> list[str]:
     """The files that nodes list as results, then all other new or changed files in the output folder."""
-    named_paths = [path for output in outputs.values() for path in _named(host, output)]
+    named_paths = [path for output in outputs.values() for path in _name_files(host, output)]
     changed_paths = [path for path, state in sorted(_listing(host).items()) if before.get(path) != state]
     return list(dict.fromkeys([*named_paths, *changed_paths]))
 
 
-def _named(host: Host, output: Mapping[str, Any]) -> list[str]:
+def _name_files(host: Host, output: Mapping[str, Any]) -> list[str]:
     """The files that one node lists as results."""
     lists = [items for items in output.values() if isinstance(items, (list, tuple))]
     paths = [_path(host, item) for items in lists for item in items]

@@ -247,7 +247,7 @@ class Follower:
                     if "end" in message:
                         return int(message["end"])
         except KeyboardInterrupt as error:
-            self._failed(error)
+            self._fail(error)
             return codes["interrupted"]
         except RuntimeError as error:  # another rank failed, or the connection broke
             self._say(str(error))
@@ -281,7 +281,7 @@ class Follower:
             self.busy = False
         for event, data in self.executor.status_messages:
             if event == "execution_interrupted":
-                self._failed(KeyboardInterrupt())
+                self._fail(KeyboardInterrupt())
                 return "interrupted"
             if event == "execution_error":
                 error = run.outcome(data, self.graph)
@@ -289,13 +289,13 @@ class Follower:
                 if exception_name == "RemoteRankError":  # the rank that failed reports it
                     self._say(error["message"])
                 else:
-                    self._failed(f"{exception_name}\nnode {error['node']} ({error['class']}): {error['message']}")
+                    self._fail(f"{exception_name}\nnode {error['node']} ({error['class']}): {error['message']}")
                 return "failed"
         classes[keeper] = rank_placement.carrying(output_types, lambda _: self.results[node_id], inputs=False)
         self.graph = {**self.graph, node_id: {"class_type": keeper, "inputs": {}}}
         return "done"
 
-    def _failed(self, error: BaseException | str) -> None:
+    def _fail(self, error: BaseException | str) -> None:
         """Report an error of this rank on standard error and to the other ranks."""
         self._say(error if isinstance(error, str) else type(error).__name__)
         with contextlib.suppress(RuntimeError):

@@ -22,10 +22,7 @@ def base_weights(patcher: Model) -> dict[str, torch.Tensor]:
 
 def trained_weights(patcher: Model, clip: Clip) -> dict[str, torch.Tensor]:
     """`unet_weights`, and with a CLIP (not None) the weights of its text encoder under `text_encoders.`."""
-    if clip is None:
-        text = {}
-    else:
-        text = base_weights(clip.patcher)
+    text = {} if clip is None else base_weights(clip.patcher)
     return {**unet_weights(patcher), **{f"text_encoders.{key}": value for key, value in text.items()}}
 
 

@@ -18,23 +18,23 @@ def text_of(value: Any, default: Callable[[Any], Any] | None = None) -> str:
     try:
         return json.dumps(value, allow_nan=False, default=default)
     except ValueError:
-        return json.dumps(finite(value), allow_nan=False, default=default)
+        return json.dumps(without_nan(value), allow_nan=False, default=default)
 
 
-def finite(value: Any) -> Any:
+def without_nan(value: Any) -> Any:
     """The value with null for every NaN and infinity in it."""
     if isinstance(value, float):
         if math.isfinite(value):
             return value
         return None
     if isinstance(value, dict):
-        return {key: finite(entry) for key, entry in value.items()}
+        return {key: without_nan(entry) for key, entry in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(entry) for entry in value]
+        return [without_nan(entry) for entry in value]
     return value
 
 
-def named(request: Request, name: str) -> str:
+def read_name(request: Request, name: str) -> str:
     """A name from a request's query. ValueError when it is missing or has characters that no name has."""
     value = request.query.get(name, "")
     if not value.strip() or len(value) > 1000 or any(ord(character) < 32 for character in value):
@@ -42,7 +42,7 @@ def named(request: Request, name: str) -> str:
     return str(value)
 
 
-def text_field(values: Mapping[str, Any], name: str) -> str:
+def read_text(values: Mapping[str, Any], name: str) -> str:
     """A text of a query or of a posted object, empty when it is missing. ValueError when it is no text."""
     value = values.get(name, "")
     if not isinstance(value, str):
@@ -52,7 +52,7 @@ def text_field(values: Mapping[str, Any], name: str) -> str:
     return value
 
 
-def step_asked_for(request: Request, name: str) -> int:
+def read_step(request: Request, name: str) -> int:
     """A step's number from a request's query, 0 when it is missing. ValueError when it is no number."""
     text = request.query.get(name, "0")
     number = whole_number(text)

@@ -17,7 +17,7 @@ from ..training.data.folder_settings import FolderSettings, FolderSource, read_s
 from ..training.data.layouts import registry
 from ..training.data.yaml_values import read_encoding, shorten
 from . import demo_files, folders
-from .browser_json import text_field
+from .browser_json import read_text
 from .comfyui_objects import Request
 
 MOST_LOOKED_AT = 2_000  # pictures of a folder
@@ -48,7 +48,7 @@ def list_folders(request: Request) -> Answer:
 def list_files(request: Request) -> Answer:
     """The names of the files in a folder, none where there is no such folder yet. 409 when there are too many."""
     try:
-        root = folders.input_folder(text_field(request.query, "folder"))
+        root = folders.input_folder(read_text(request.query, "folder"))
     except FileNotFoundError:
         return 200, {"files": []}
     names = folder_list.file_names(root, MOST_NAMES)
@@ -60,10 +60,10 @@ def list_files(request: Request) -> Answer:
 def glance(values: Mapping[str, Any]) -> Answer:
     """What a Dataset with these inputs would read."""
     settings = read_settings(values)
-    if folders.is_dataset_config(text_field(values, "folder")):
+    if folders.is_dataset_config(read_text(values, "folder")):
         return 200, _config_glance(values["folder"], settings)
-    folder = Path(_folder(text_field(values, "folder")))
-    validation = text_field(values, "validation_folder")
+    folder = Path(_folder(read_text(values, "folder")))
+    validation = read_text(values, "validation_folder")
     own = settings.filters.validation
     if validation or own:
         settings = replace(settings, validation=0.0)
@@ -92,8 +92,8 @@ def _config_glance(name: str, settings: FolderSettings) -> dict[str, Any]:
 
 def make_thumbnail(request: Request) -> Answer:
     """A small picture, of a clip its first frame, which a browser keeps as long as the file is the same."""
-    name = text_field(request.query, "name")
-    path = Path(_shown_picture(text_field(request.query, "folder"), name))
+    name = read_text(request.query, "name")
+    path = Path(_shown_picture(read_text(request.query, "folder"), name))
     status = path.stat()
     is_clip = clip_files.is_video(name) or clip_files.is_frame_folder(name)
     tag = f'"{status.st_mtime_ns:x}-{status.st_size:x}"'
@@ -170,10 +170,10 @@ def _shown_picture(folder: str, name: str) -> str:
 
 def _caption_file(values: Mapping[str, Any]) -> tuple[Path, str]:
     """(the caption file of the picture that is asked for, its encoding). A link is followed inside the input folder."""
-    folder, picture = _picture(text_field(values, "folder"), text_field(values, "name"))
+    folder, picture = _picture(read_text(values, "folder"), read_text(values, "name"))
     source, encoding = registry.AUTO, "utf-8"
     if values.get("captions"):
-        source = text_field(values, "captions")
+        source = read_text(values, "captions")
     if values.get("encoding"):
         encoding = read_encoding(values["encoding"])
     path = os.path.realpath(caption_files.caption_path(Path(picture), Path(folder), source, encoding))

@@ -211,6 +211,17 @@ def move_to_host_memory(patcher: Model) -> None:
         patcher.partially_unload(patcher.offload_device, patcher.model_size())
 
 
+def describe_attention(model: Model) -> str:
+    """Which attention a model trains and samples with, as a line for the report: ComfyUI's own choice."""
+    from comfy.ldm.modules import attention
+
+    name = attention.optimized_attention.__name__.removeprefix("attention_")
+    line = f"attention: {name}, which ComfyUI chose when it started (--use-pytorch-cross-attention and others set it)"
+    if "optimized_attention_override" in model.model_options.get("transformer_options", {}):
+        line += "; a node on this model replaces some of it"
+    return line
+
+
 @contextlib.contextmanager
 def open_denoiser(
     patcher: Model,

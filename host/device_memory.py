@@ -30,6 +30,14 @@ def unload_others(patchers: Sequence[Any]) -> None:
         management.free_memory(EVERYTHING, device, kept)
 
 
+def unload(patcher: Any) -> None:
+    """Take one model off its device; all others stay."""
+    management = comfy.model_management
+    if patcher.load_device.type != "cpu":
+        kept = [loaded for loaded in management.current_loaded_models if loaded.real_model() is not patcher.model]
+        management.free_memory(EVERYTHING, patcher.load_device, kept)
+
+
 def training_device(patcher: Model) -> Device:
     """A model's device. Free is what ComfyUI reports, with what its loaded models would give back when it unloads them.
 

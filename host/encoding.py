@@ -132,6 +132,24 @@ def with_clip_skip(clip: Clip, clip_skip: int) -> Clip:
     return clone
 
 
+def skip_from_own_layer(clip: Clip, clip_skip: int) -> int:
+    """A CLIP skip counted from the layer that the model uses by itself, as one that is counted from the last layer. 0
+    and 1 are that layer. Raises ValueError where the text encoders of a model use different ones.
+    """
+    if clip_skip < 2:
+        return 0
+    own = set()
+    for module in clip.cond_stage_model.modules():
+        if hasattr(module, "options_default"):
+            own.add(-(module.options_default[1] or -1))
+    if len(own) > 1:
+        raise ValueError(
+            "Dataset: the text encoders of this CLIP use different layers by themselves, so CLIP skip from model's own"
+            " layer has no meaning here: switch it off."
+        )
+    return next(iter(own), 1) + clip_skip - 1
+
+
 def _encode(clip: Clip, tokens: Any) -> tuple[torch.Tensor, dict[str, Any]]:
     context, extras = clip.encode_from_tokens_scheduled(tokens)[0]
     return context, {name: value for name, value in extras.items() if not callable(value)}

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from .browser_json import finite
+from .browser_json import without_nan
 
 _stops = 0
 MEASURED = ("loss", "rate", "validation", "average_validation", "accuracy")  # what a panel draws of a history
@@ -60,7 +60,7 @@ def send_event(name: str, data: Mapping[str, Any]) -> None:
     """Sends an event to the front end, with null for NaN and infinities. Without a server it does nothing."""
     instance = prompt_server()
     if instance is not None:
-        instance.send_sync(name, finite(dict(data)))
+        instance.send_sync(name, without_nan(dict(data)))
 
 
 def say_on_node(node: str | None, text: str) -> None:

@@ -107,23 +107,25 @@ def weights_path(name: str) -> str:
 
 
 def check_prefix(prefix: str) -> None:
-    """Raises ValueError for a filename prefix that leaves ComfyUI's output folder, or is empty."""
+    """Raises ValueError for a filename prefix that leaves its folder, or is empty."""
     if not _stays_inside(_plain_name(prefix)) or not prefix.strip("/\\ "):
         raise ValueError(f"filename prefix {prefix!r}: expected a name inside ComfyUI's output folder")
 
 
-def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str]]:
-    """(path, ui entry) of the next free numbered file of a prefix under ComfyUI's output folder, as ComfyUI itself
-    counts them.
+def output_file(prefix: str, extension: str) -> tuple[str, dict[str, str] | None]:
+    """(path, ui entry) of the next free numbered file of a prefix, as ComfyUI itself counts them: under the folder that
+    extra_model_paths.yaml names graft_files, of which the editor can show none, or under ComfyUI's output folder.
     """
     import folder_paths
 
     check_prefix(prefix)
-    root = folder_paths.get_output_directory()
+    root = _named_folder("graft_files")
     with explain_disk_errors(root):
         folder, name, counter, subfolder, _ = folder_paths.get_save_image_path(prefix, root)
     file = f"{name}_{counter:05}_{extension}"
-    return os.path.join(folder, file), {"filename": file, "subfolder": subfolder, "type": "output"}
+    entry = {"filename": file, "subfolder": subfolder, "type": "output"}
+    is_shown = "graft_files" not in folder_paths.folder_names_and_paths
+    return os.path.join(folder, file), entry if is_shown else None
 
 
 def input_folder(name: str) -> str:
@@ -207,10 +209,26 @@ def pictures_folder(name: str) -> str:
 
 
 def training_folder() -> str:
-    """Where training states are stored."""
+    """Where runs are stored: the folder that extra_model_paths.yaml names graft_runs, or output/graft."""
+    return _named_folder("graft_runs", "graft")
+
+
+def previews_folder() -> str:
+    """Where previews of runs are kept: in the output folder in any case, as ComfyUI shows pictures from there alone."""
     import folder_paths
 
     return os.path.join(folder_paths.get_output_directory(), "graft")
+
+
+def _named_folder(kind: str, default: str = "") -> str:
+    """The first folder that the owner of this ComfyUI named as `kind` in extra_model_paths.yaml. Where none is named,
+    the folder `default` in the output folder.
+    """
+    import folder_paths
+
+    if kind in folder_paths.folder_names_and_paths:
+        return os.path.abspath(folder_paths.get_folder_paths(kind)[0])
+    return os.path.join(folder_paths.get_output_directory(), default)
 
 
 def loras_folder() -> str:
@@ -253,10 +271,10 @@ def _gigabytes(variable: str, default: str, zero: str) -> int:
 
 
 def states_folder() -> str:
-    """Where named training states are saved."""
-    import folder_paths
-
-    return os.path.join(folder_paths.get_output_directory(), "graft_states")
+    """Where named training states are saved: the folder that extra_model_paths.yaml names graft_states, or
+    output/graft_states.
+    """
+    return _named_folder("graft_states", "graft_states")
 
 
 def _stays_inside(name: str) -> bool:

@@ -22,7 +22,7 @@ from ..storage.disk_errors import explain_disk_errors
 from ..storage.printable import logger
 from ..storage.safetensors import LongHeader, PickledFile
 from . import folders
-from .browser_json import named, whole_number
+from .browser_json import read_name, whole_number
 from .comfyui_objects import Request
 
 log = logger(__name__)
@@ -48,7 +48,7 @@ def _list_loras(request: Request) -> Answer:
 
 def _listed_name(request: Request) -> str:
     """The name of a LoRA file in the query. FileNotFoundError when there is no such file."""
-    name = named(request, "name")
+    name = read_name(request, "name")
     if not folders.is_listed(name):
         raise FileNotFoundError(f"no LoRA file {name!r} in ComfyUI's loras folders")
     return name
@@ -86,7 +86,11 @@ def _read_preview(request: Request) -> Answer:
 
 def _check_row(request: Request) -> Answer:
     """{"blocks": [[block, strength]] of the file's layers, "problems": {"blocks" or "schedule": what is wrong}}."""
-    name, blocks, schedule = named(request, "name"), request.query.get("blocks", ""), request.query.get("schedule", "")
+    name, blocks, schedule = (
+        read_name(request, "name"),
+        request.query.get("blocks", ""),
+        request.query.get("schedule", ""),
+    )
     if len(blocks) > _LONGEST or len(schedule) > _LONGEST:
         raise ValueError(f"block weights and schedules have at most {_LONGEST} characters")
     problems = row_check.check_texts(blocks, schedule)
@@ -115,7 +119,7 @@ class Refused(Exception):
 
 def _answer_upload_check(request: Request) -> Answer:
     """Says before a file is sent whether it will be taken."""
-    name, text = named(request, "name"), request.query.get("size", "")
+    name, text = read_name(request, "name"), request.query.get("size", "")
     size = whole_number(text)
     if size is None:
         raise ValueError(f"size is missing or no number of bytes: got {text[:100]!r}")
@@ -171,7 +175,7 @@ async def receive_file(request: Request) -> Answer:
         return 503, {"error": f"{_arriving} LoRA files are arriving already; send this one when they are here"}
     _arriving += 1
     try:
-        return await _store_body(request, named(request, "name"))
+        return await _store_body(request, read_name(request, "name"))
     except Refused as error:
         return error.status, {"error": str(error)}
     except ValueError as error:

@@ -202,10 +202,7 @@ def _targets(
     """(target of every LoRA key that ComfyUI knows for a patcher, shape of each of its weights)."""
     targets: dict[str, Target] = {}
     for key, weight in known_keys(patcher.model, {}).items():
-        if isinstance(weight, str):
-            targets[key] = Target(space, weight)
-        else:
-            targets[key] = Target(space, *weight)
+        targets[key] = Target(space, weight) if isinstance(weight, str) else Target(space, *weight)
     shapes = {**stack_ledger.weight_shapes(patcher.model), **_shapes_before_enlarging(patcher)}
     return targets, {(space, name): shape for name, shape in shapes.items()}
 

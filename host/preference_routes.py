@@ -22,7 +22,7 @@ from ..storage.printable import logger
 from ..training.data.marked_pairs import KeptPair, PairChangedError, keep_pair, kept_pairs
 from ..training.store.names import check_run_name
 from . import folders, previews
-from .browser_json import named, text_field
+from .browser_json import read_name, read_text
 from .comfyui_objects import Request
 
 log = logger(__name__)
@@ -49,10 +49,10 @@ def mark(values: Mapping[str, Any]) -> Answer:
     """Keeps the previews `better` and `worse` of a run as a pair: {"folder", "pairs", "name", "captioned"}. 409 when
     the pair has been changed since, 500 or 507 when the disk takes no more.
     """
-    run = text_field(values, "run")
+    run = read_text(values, "run")
     check_run_name(run)
-    better = _read_preview(run, text_field(values, "better"))
-    worse = _read_preview(run, text_field(values, "worse"))
+    better = _read_preview(run, read_text(values, "better"))
+    worse = _read_preview(run, read_text(values, "worse"))
     if (better.prompt, better.text) != (worse.prompt, worse.text):
         raise ValueError("the two are previews of different prompts; a pair needs one prompt")
     if better.size != worse.size:
@@ -74,7 +74,7 @@ def list_marked(request: Request) -> Answer:
     """What has been marked of a run: {"folder", "pairs", "marked"}, the last [[better, worse]], names of previews that
     are still the pictures of a pair.
     """
-    run = named(request, "run")
+    run = read_name(request, "run")
     check_run_name(run)
     folder, path = _folder(run)
     pairs = kept_pairs(path)
@@ -141,7 +141,7 @@ def _body(run: str, name: str) -> bytes:
     """The file of a preview. Raises ValueError for a link to elsewhere, FileNotFoundError when it has been removed."""
     step = _step(name)
     path = os.path.realpath(os.path.join(previews.folder_of(run), name))
-    root = os.path.realpath(folders.training_folder())
+    root = os.path.realpath(folders.previews_folder())
     if os.path.commonpath([root, path]) != root:
         raise ValueError(f"the preview of step {step} is a link to another folder; choose another step")
     try:

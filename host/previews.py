@@ -24,6 +24,7 @@ from ..storage.pictures import open_picture, picture_errors
 from ..training.run.preview_prompts import PLAIN, PromptLine
 from . import folders, latents
 from .comfyui_objects import Clip, Conditioning, Latent, Model, Sampling, Vae
+from .device_memory import unload
 from .model_sampling import prediction_type, timestep_of
 from .network_state import drop_weight_caches
 
@@ -200,9 +201,14 @@ def with_timesteps(model_options: Mapping[str, Any], sampling: Sampling) -> dict
 
 
 def decode(vae: Vae, denoised: Any, training: Any) -> torch.Tensor:
-    """Pictures (B, h, w, 3) in 0..1; the MODEL `training` stays loaded whatever the decoder needs."""
+    """Pictures (B, h, w, 3) in 0..1. The MODEL `training` stays loaded whatever the decoder needs, and the decoder
+    leaves its device afterwards.
+    """
     with _hold_loaded(training):
-        return decode_alone(vae, denoised)
+        pictures = decode_alone(vae, denoised)
+    if getattr(vae, "patcher", None) is not None:
+        unload(vae.patcher)
+    return pictures
 
 
 @torch.no_grad()
@@ -325,12 +331,12 @@ def read_comment(file: str | BinaryIO) -> str:
 
 def folder_of(run: str) -> str:
     """Where the previews of a run are kept."""
-    return os.path.join(folders.training_folder(), run, PREVIEWS)
+    return os.path.join(folders.previews_folder(), run, PREVIEWS)
 
 
 def _view_address(run: str, file: str) -> dict[str, str]:
     return {
         "filename": file,
-        "subfolder": f"{os.path.basename(folders.training_folder())}/{run}/{PREVIEWS}",
+        "subfolder": f"{os.path.basename(folders.previews_folder())}/{run}/{PREVIEWS}",
         "type": "output",
     }

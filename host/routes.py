@@ -49,7 +49,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..storage.printable import logger
 from . import events, folders
-from .browser_json import named, step_asked_for, text_of
+from .browser_json import read_name, read_step, text_of
 
 if TYPE_CHECKING:
     from .comfyui_objects import Request
@@ -187,7 +187,7 @@ def _answer(ask: Callable[[Any], Answer], request: Request) -> Answer:
 
 
 def _near_loras(request: Request) -> Answer:
-    return 200, {"near": folders.near_loras(named(request, "name"))}
+    return 200, {"near": folders.near_loras(read_name(request, "name"))}
 
 
 # --- runs -------------------------------------------------------------------------------------------------------------
@@ -217,7 +217,7 @@ def _describe_state(request: Request) -> Answer:
     if key == "live":
         state = events.live_state(run)
     else:
-        state = listing.describe_state(folders.training_folder(), run, key, step_asked_for(request, "until"))
+        state = listing.describe_state(folders.training_folder(), run, key, read_step(request, "until"))
     return 200, {**state, "previews": previews.list_kept(run, state["start"], state["step"])}
 
 
@@ -226,7 +226,7 @@ def _list_running(request: Request) -> Answer:
 
 
 def _stop(request: Request) -> Answer:
-    run = named(request, "run")
+    run = read_name(request, "run")
     if not events.stop_run(run):
         return 409, {"error": f"no training step of run {run!r} is running"}
     return 200, {"run": run, "stopping": True}
@@ -236,7 +236,7 @@ def _make_ask(what: str) -> Callable[[Any], Answer]:
     """What asks a running training step to sample its previews or to save its state now."""
 
     def ask(request: Request) -> Answer:
-        run = named(request, "run")
+        run = read_name(request, "run")
         if not events.ask_run(run, what):
             return 409, {"error": f"no training step of run {run!r} is running that can {what} now"}
         return 200, {"run": run, "asked": what}

@@ -58,10 +58,7 @@ class ApplyToDo(GraftNode):
         from ..patches.token_downsampling.report import report_data
 
         patched, todo, notes = host.token_downsampling.apply_todo(model, chosen)
-        if latent is None:
-            shape = None
-        else:
-            shape = tuple(host.latents.prepare_latent(model, latent).shape)
+        shape = None if latent is None else tuple(host.latents.prepare_latent(model, latent).shape)
         data = report_data(todo, shape, notes)
         return io.NodeOutput(patched, data["text"], ui={"graft_todo": [data]})
 

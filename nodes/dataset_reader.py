@@ -34,6 +34,8 @@ class DatasetReader:
     def __init__(self, vae: Vae, clip: Clip, chosen: FolderSettings) -> None:
         self.vae, self.clip, self.share = vae, clip, chosen.regularization_share
         self.clip_skip, self.weighted_captions = chosen.clip_skip, chosen.weighted_captions
+        if chosen.skip_from_own:
+            self.clip_skip = host.encoding.skip_from_own_layer(clip, chosen.clip_skip)
         vae_hash = host.fingerprint.fingerprint_of(vae, "vae")
         clip_hash = host.fingerprint.fingerprint_of(clip, "clip")
         self.encoders = vae_hash.digest, f"{clip_hash.digest} {self.clip_skip}"

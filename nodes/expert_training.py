@@ -90,7 +90,7 @@ class ExpertTraining:
             callbacks = replace(callbacks, preview_every=0, should_stop=lambda: any(asked() for asked in stops))
             begun = []
             for call in self.calls:
-                own, dataset = call.with_callbacks(callbacks), call.state.subject.dataset
+                own, dataset = call.with_callbacks(callbacks, chosen), call.state.subject.dataset
                 opened = partial(_open_alone, call.open_denoiser)
                 begun.append(
                     open_call(

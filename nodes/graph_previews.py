@@ -47,7 +47,7 @@ class PausingStep:
         graph: PreviewGraph,
     ) -> None:
         self.call, self.steps, self.chosen, self.every, self.graph = call, steps, chosen, every, graph
-        self.callbacks = replace(call.with_callbacks(callbacks), preview_every=0)
+        self.callbacks = replace(call.with_callbacks(callbacks, chosen), preview_every=0)
         self.training: Call | None = None
         self.outcome: Outcome | None = None  # once it has ended
         self.due: list[tuple[str, float]] = []  # of this step's previews: weights or average, and the strength

@@ -368,6 +368,20 @@ class GraftSaveLoRA(GraftNode):
                         " LoRA Stack."
                     ),
                 ),
+                advanced_input(
+                    io.Float,
+                    "max_shard_gb",
+                    display_name="maximum file size (GB)",
+                    default=0.0,
+                    min=0.0,
+                    max=1000.0,
+                    step=0.5,
+                    tooltip=(
+                        "For full weights: splits the tensors into several files with an index if one would be larger"
+                        " than this. Graft reads them all from any of them; ComfyUI's own loaders do not. 0 writes one"
+                        " file."
+                    ),
+                ),
             ],
             outputs=[io.String.Output(display_name="path")],
         )
@@ -388,11 +402,13 @@ class GraftSaveLoRA(GraftNode):
         names: str = "kohya",
         dtype: str = "bf16",
         prefix: str = "loras/graft",
+        max_shard_gb: float = 0.0,
     ) -> io.NodeOutput:
         inputs = {"lora_model": lora_model, "state": state}
         cls.check_settings([name for name, value in inputs.items() if value is not None], prefix)
-        saved = [_save_lora(*lora, names, DTYPES[dtype]) for lora in _named_loras(lora_model, state, prefix)]
-        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved]}
+        loras, most = _named_loras(lora_model, state, prefix), int(max_shard_gb * 1e9)
+        saved = [_save_lora(*lora, names, DTYPES[dtype], most) for lora in loras]
+        shown: dict[str, list[Any]] = {"loras": [entry for _, entry, _ in saved if entry]}
         notes = [note for _, _, note in saved if note]
         if notes:
             shown["text"] = notes
@@ -421,17 +437,22 @@ def _named_loras(
 
 
 def _save_lora(
-    lora: Any, training_metadata: dict[str, str], prefix: str, names: str, dtype: Any
+    lora: Any, training_metadata: dict[str, str], prefix: str, names: str, dtype: Any, most: int
 ) -> tuple[str, Any, str]:
-    """Writes a file: its path, what the editor is told of it, and a note where ComfyUI's loaders ignore some of it."""
+    """Writes a file, or shards of at most `most` bytes (0: one file): the path of the first, what the editor is told of
+    it, and a note where ComfyUI's loaders ignore some of it.
+    """
     from ..patches.lora_files import save
-    from ..storage.safetensors import write_safetensors
+    from ..storage.shards import save_shards
 
     file_metadata = save.build_metadata(lora, os.path.basename(prefix), training_metadata)
     tensors = save.to_key_format(lora, names, dtype)
     file_metadata |= save.kohya_hashes(tensors, file_metadata)
     path, entry = host.folders.output_file(prefix, ".safetensors")
-    write_safetensors(path, tensors, file_metadata)
+    written = save_shards(tensors, Path(path).parent, Path(path).stem, most, file_metadata)[0]
+    path = str(written)
+    if entry is not None:
+        entry["filename"] = written.name
     left_out = save.names_comfyui_ignores(lora)
     note = ""
     if left_out:

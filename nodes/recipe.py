@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from comfy_api.latest import io
 
 from .. import host
-from ..training.recipes.wish import Wish
+from ..training.recipes.wish import AS_EVERYDREAM2, Wish
 from .schema import Dataset, GraftNode, Settings, inputs_of, search_aliases
 
 if TYPE_CHECKING:
@@ -54,6 +54,7 @@ class GraftRecipe(GraftNode):
         from ..host.device_memory import training_device
         from ..patches.models.registry import recognize_model
         from ..training.recipes.choose import recipe
+        from ..training.recipes.everydream2 import everydream2
         from ..training.recipes.facts import facts_of, pictures_of
         from ..training.recipes.report import report
         from ..training.settings import TrainingSettings
@@ -63,6 +64,8 @@ class GraftRecipe(GraftNode):
         with host.whole_models.set_types(model):
             facts = facts_of(diffusion_model, recognize_model(diffusion_model), prediction)
         device = training_device(model)
+        if chosen.goal == AS_EVERYDREAM2:
+            return io.NodeOutput(*everydream2(facts, chosen, device))
         pictures = pictures_of(dataset) if dataset is not None else ()
         made = recipe(facts, chosen, device, pictures)
         settings = TrainingSettings(made.adapter, made.optimizer, made.objective, made.ema)

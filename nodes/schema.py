@@ -213,7 +213,10 @@ def run_seed() -> Any:
         default=0,
         min=0,
         max=0xFFFFFFFFFFFFFFFF,
-        tooltip="The seed of every random draw in the run. The same seed and inputs give the same result.",
+        tooltip=(
+            "The seed of every random draw in the run. The same seed and inputs give the same result. For another one"
+            " each time (-1 in other trainers), set control after generate to randomize."
+        ),
     )
 
 

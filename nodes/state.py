@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -28,6 +29,13 @@ def _folder_of(name: str) -> Path:
     from ..training.store import saved_states
 
     return saved_states.folder_of(_root(), name)
+
+
+def _name_of(name: str) -> str:
+    """The name of a saved state that was chosen by name, or as the newest."""
+    from ..training.store.names import NEWEST, newest_name
+
+    return newest_name(_root()) if name == NEWEST else name
 
 
 class GraftSaveState(GraftNode):
@@ -117,7 +125,7 @@ class GraftLoadState(GraftNode):
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        from ..training.store.names import saved_names
+        from ..training.store.names import NEWEST, saved_names
 
         return io.Schema(
             node_id="GraftLoadState",
@@ -127,13 +135,16 @@ class GraftLoadState(GraftNode):
                 "Loads a training state from Save State. With its dataset you can continue training;"
                 " without it you can sample, average and save it."
             ),
-            **search_aliases("resume", "load training", "continue training"),
+            **search_aliases("resume", "resume training", "load training", "continue training"),
             inputs=[
                 io.Combo.Input(
                     "name",
                     display_name="saved state",
-                    options=saved_names(_root()) or [""],
-                    tooltip="A state under output/graft_states. Press R to refresh the list.",
+                    options=[*saved_names(_root()), NEWEST],
+                    tooltip=(
+                        "A state under output/graft_states, or the one that was saved last. Press R to refresh the"
+                        " list."
+                    ),
                 ),
                 io.Model.Input(
                     "model",
@@ -196,6 +207,8 @@ class GraftLoadState(GraftNode):
         from ..training.objective import experts
 
         versions = []
+        with suppress(FileNotFoundError):
+            name = _name_of(name)
         for one in (name, *experts.pair_names(name)):
             record = _root() / one / "state.json"
             if one and record.is_file():
@@ -218,6 +231,7 @@ class GraftLoadState(GraftNode):
         from ..training.objective import experts
         from ..training.store import saved_states
 
+        name = _name_of(name)
         if saved_states.is_of_vae(_root(), name):
             from . import vae_training
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -110,13 +111,17 @@ def plan_steps(
 
 def step_count(state: TrainState, chosen: StepSettings) -> int:
     """How many steps are asked for: epochs, where there are any, replace steps."""
-    from ..training.data.epoch_order import batches_per_epoch
-
     if not chosen.epochs:
         return chosen.steps
+    return max(1, math.ceil(Fraction(chosen.epochs) * epoch_of(state)))
+
+
+def epoch_of(state: TrainState) -> Fraction:
+    """The steps of an epoch of a state's dataset."""
+    from ..training.data.epoch_order import steps_per_epoch
+
     settings = state.settings.optimizer
-    batches = batches_per_epoch(state.subject.dataset, settings.batch_size)
-    return max(1, math.ceil(chosen.epochs * batches / settings.accumulation))
+    return steps_per_epoch(state.subject.dataset, settings.batch_size, settings.accumulation)
 
 
 def with_lora(state: TrainState, clip: Clip, lora: Any, strength: float = 1.0) -> PatchedModels:
@@ -342,7 +347,7 @@ class StepCall:
         self.note_abilities(self.previewing)
         store = self.store()
         with self.announce(chosen) as should_stop:
-            callbacks = replace(self.with_callbacks(callbacks), preview=self.preview, should_stop=should_stop)
+            callbacks = replace(self.with_callbacks(callbacks, chosen), preview=self.preview, should_stop=should_stop)
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
             )
@@ -389,9 +394,9 @@ class StepCall:
             and (note := offload_note(state.subject.model.load_device))
         ):
             log.info("%s", note)
-        if chosen.tensorboard:
+        if chosen.tensorboard and self.writer is None:  # it goes on after a pause
             folder = Store(host.folders.training_folder(), state.run).folder
-            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds)
+            self.writer = Writer(folder / "tensorboard" / state.start.digest[:16], chosen.log_seconds, chosen.log_every)
         try:
             with host.events.announce_call(self.events) as should_stop:
                 yield should_stop
@@ -399,10 +404,20 @@ class StepCall:
             if self.writer is not None:
                 self.writer.close()
 
-    def with_callbacks(self, callbacks: Callbacks) -> Callbacks:
-        """The callbacks with progress and events of the host."""
+    def with_callbacks(self, callbacks: Callbacks, chosen: StepSettings) -> Callbacks:
+        """The callbacks with progress and events of the host, and with the states that stay."""
+        from ..training.data.epoch_order import ends_epoch
+
+        is_kept = None
+        if chosen.keep_epochs:
+            epoch, every, first = epoch_of(self.state), chosen.keep_epochs, chosen.keep_from
+
+            def is_kept(step: int) -> bool:
+                return ends_epoch(step, epoch, every, first)
+
         return replace(
             callbacks,
+            is_kept=is_kept,
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,

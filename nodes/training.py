@@ -77,7 +77,18 @@ class GraftTrainStart(_RunStart):
                 "Combines model, dataset and settings into a training state at step 0. It does not train"
                 " yet; connect Train Step for that."
             ),
-            **search_aliases("train", "lora training", "fine-tune", "finetune", "dreambooth"),
+            **search_aliases(
+                "train",
+                "lora training",
+                "fine-tune",
+                "finetune",
+                "dreambooth",
+                "kohya",
+                "train sdxl",
+                "sdxl train",
+                "train flux",
+                "flux train",
+            ),
             inputs=[
                 io.Model.Input(
                     "model",
@@ -307,7 +318,7 @@ def _begin(
         ranks=current().as_ranks,
     )
     memory = memory_planning.report_at_start(state, foreign)
-    return state, "\n".join([report, *memory, *notes])
+    return state, "\n".join([report, host.denoiser.describe_attention(model), *memory, *notes])
 
 
 def _check_words(settings: TrainingSettings, clip: Clip) -> None:
@@ -362,7 +373,7 @@ class TrainStep(GraftNode):
                 " still there. Chain two nodes, branch three from one, or sample in between. Results are"
                 " stored, so no step is trained twice."
             ),
-            **search_aliases("train", "lora training", "fine-tune", "train lora"),
+            **search_aliases("train", "lora training", "fine-tune", "train lora", "validation", "loss curve"),
             is_output_node=True,
             hidden=[io.Hidden.unique_id, io.Hidden.dynprompt],
             enable_expand=True,

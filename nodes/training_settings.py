@@ -144,7 +144,15 @@ class GraftOptimizer(SettingsNode):
             "GraftOptimizer",
             "Optimizer Settings",
             "The optimizer and its learning rate, schedule, batch size, precision and memory settings.",
-            ("learning rate", "adamw", "batch size", "lr schedule", "gradient accumulation"),
+            (
+                "learning rate",
+                "adamw",
+                "prodigy",
+                "batch size",
+                "lr schedule",
+                "gradient accumulation",
+                "gradient checkpointing",
+            ),
         )
 
     @classmethod
@@ -169,6 +177,7 @@ class GraftObjective(SettingsNode):
     checked_together = (
         ("loss", "weighting"),
         ("loss", "prior"),
+        ("offset_noise",),
         ("min_timestep", "max_timestep"),
         ("expert", "boundary"),
         ("expert", "min_timestep", "max_timestep"),
@@ -181,7 +190,7 @@ class GraftObjective(SettingsNode):
             "Objective Settings",
             "What the model learns to predict: loss, loss weighting, noise and timesteps. The defaults suit most"
             " LoRAs.",
-            ("loss", "min snr", "offset noise", "timestep", "huber", "prior preservation"),
+            ("loss", "min snr", "offset noise", "timestep", "huber", "prior preservation", "dpo"),
         )
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from .problem_list import problem_lines
 from .safetensors import load_safetensors, write_safetensors
 
 _MOST_INDEX = 64 * MB  # of an index file
+_SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}\.safetensors")
 
 
 def plan_shards(sizes: Mapping[str, int], most: int) -> list[list[str]]:
@@ -73,6 +75,21 @@ def save_shards(
                     path.unlink(missing_ok=True)
         raise
     return new_files
+
+
+def whole_of(path: str | os.PathLike[str]) -> tuple[Path, str] | None:
+    """(folder, name) of what a file is a shard of, where the index lies beside it; None of a file that is whole."""
+    found = _SHARD.fullmatch(os.path.basename(path))
+    folder = Path(path).parent
+    if found is None or not _index_path(folder, found[1]).is_file():
+        return None
+    return folder, found[1]
+
+
+def files_of(folder: Path, name: str) -> list[Path]:
+    """The shards that are there, as the index lists them. Raises ValueError as `load_shards` does."""
+    listed = sorted(set(_read_index(_index_path(folder, name)).values()))
+    return [folder / file for file in listed if os.path.basename(file) == file and (folder / file).is_file()]
 
 
 def load_shards(folder: Path, name: str) -> dict[str, Tensor]:

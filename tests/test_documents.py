@@ -117,11 +117,11 @@ def test_workflows_that_commands_name_can_run():
     named = [
         (page, words)
         for page, program, words in commands()
-        if program == "graft" and "example_workflows" in " ".join(words)
+        if program == "graft" and ("example_workflows" in " ".join(words) or "every_node" in " ".join(words))
     ]
     assert named
     for page, (_, path, *rest) in named:
-        file = ROOT / path[path.index("example_workflows") :]
+        file = ROOT / path.removeprefix("custom_nodes/graft-nodes/")
         assert command.main(["check", str(file), "--embedded", *rest]) == 0, (page.name, path)
 
 

@@ -63,7 +63,7 @@ def _optimizer_metadata(optimizer: OptimizerSettings) -> dict[str, Any]:
         "ss_unet_lr": peak_rate(optimizer),
         "ss_text_encoder_lr": optimizer.text_encoder_rate or peak_rate(optimizer),
         "ss_lr_scheduler": _SCHEDULES.get(schedule, schedule),
-        "ss_lr_warmup_steps": optimizer.warmup,
+        "ss_lr_warmup_steps": optimizer.warmup_steps,
         "ss_optimizer": record.full_name + (f"({argument_text})" if argument_text else ""),
         "ss_total_batch_size": optimizer.batch_size * optimizer.accumulation,
         "ss_gradient_accumulation_steps": optimizer.accumulation,

@@ -145,11 +145,12 @@ class StepSettings:
     tensorboard: bool = setting(
         "write TensorBoard logs",
         False,
-        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard.",
+        "Writes TensorBoard files into the run's folder. Needs the Python package tensorboard. For another folder, name"
+        " it graft_runs in extra_model_paths.yaml.",
         advanced=True,
         kohya="--logging_dir, --log_with tensorboard",
         ai_toolkit=("logging.use_wandb", "there is no wandb"),
-        everydream2="--logdir",
+        everydream2=("--logdir", "into `output/graft`, or the folder named `graft_runs` in extra_model_paths.yaml"),
         lunnova=("TensorBoardLogger", "with the previews in it"),
     )
     prompts: str = setting(
@@ -196,6 +197,10 @@ class StepSettings:
         " One of them alone takes half the time.",
         choices=SHOWN,
         advanced=True,
+        everydream2=(
+            "--ema_sample_ema_model, --ema_sample_nonema_model",
+            "both are on by default; EveryDream2 shows only what has its flag",
+        ),
         lunnova=("use_ema_scope: False", "`weights`"),
     )
     log_seconds: int = setting(
@@ -206,6 +211,35 @@ class StepSettings:
         high=86_400,
         advanced=True,
         lunnova="flush_secs",
+    )
+    log_every: int = setting(
+        "log every N steps",
+        1,
+        "How often TensorBoard logs get a point: the mean loss since the last one, and the other numbers as they are"
+        " then. Raise it for smaller logs and a smoother curve.",
+        low=1,
+        high=1_000_000,
+        advanced=True,
+        everydream2=("--log_step", "25 in EveryDream2, 1 here"),
+    )
+    keep_epochs: int = setting(
+        "keep a state every N epochs",
+        0,
+        "Keeps the state at the end of every N-th epoch for good. 0 is never.",
+        low=0,
+        high=100_000,
+        advanced=True,
+        kohya="--save_every_n_epochs",
+        everydream2=("--save_every_n_epochs", "states are kept; Save LoRA makes a file of one"),
+    )
+    keep_from: int = setting(
+        "keep from epoch",
+        0,
+        "For keep a state every N epochs: the first epoch whose state is kept. Raise it to leave out early ones.",
+        low=0,
+        high=100_000,
+        advanced=True,
+        everydream2="--save_ckpts_from_n_epochs",
     )
 
     def __post_init__(self) -> None:

@@ -68,10 +68,7 @@ class Start:
 
     def identity(self) -> dict[str, Any]:
         """What the run is known by, as plain values."""
-        if self.ema is None:
-            ema = None
-        else:
-            ema = asdict(self.ema)
+        ema = None if self.ema is None else asdict(self.ema)
         identity: dict[str, Any] = {"model": self.model, "dataset": self.dataset, "adapter": self.adapter.identity()}
         identity["ema"] = ema
         identity["seed"] = self.seed
@@ -187,11 +184,14 @@ class TrainState:
 
     def lora_model(self, ema: bool = False) -> dict[str, Tensor]:
         """The trained change under ComfyUI's generic names (LORA_MODEL): pairs, or differences for kind full."""
-        if self.base is not None and self.start.adapter.full_weights:
-            base = self.base()
-        else:
-            base = None
-        return mark_expert(make_lora(self.weights(ema), self.start.adapter, base), self.settings.objective)
+        lora = make_lora(self.weights(ema), self.start.adapter, self.base_of_differences())
+        return mark_expert(lora, self.settings.objective)
+
+    def base_of_differences(self) -> Mapping[str, Tensor] | None:
+        """The model's own weights by name, where kind full is saved as differences from them; None for adapters."""
+        if self.base is None or not self.start.adapter.full_weights:
+            return None
+        return self.base()
 
 
 def state_key(start: str, position: tuple[tuple[str, int], ...]) -> str:

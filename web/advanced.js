@@ -11,16 +11,29 @@ const OUT_OF_REACH = -1e6 // in units of the canvas, above its node
 export function foldAdvanced(node) {
   const folded = (node.widgets ?? []).filter((widget) => optionsOf(node, widget).advanced)
   if (!folded.length) return
-  for (const widget of folded) hide(widget, () => isClassic() && !isOpen(node) && !isLinked(node, widget))
+  for (const widget of folded) {
+    hide(widget, () => isClassic() && widget.advanced && !isOpen(node) && !isLinked(node, widget))
+  }
   fit(node, true) // it was made with room for all of them
   chain(node, 'onConnectionsChange', (type, index) => {
     const name = type === INPUT && node.inputs[index]?.widget?.name
     if (isClassic() && !isOpen(node) && folded.some((widget) => widget.name === name)) fit(node) // it comes into sight
   })
   chain(node, 'onConfigure', (saved) => {
-    const untold = saved.showAdvanced === undefined // as a person left it, if it says so
-    if (untold && folded.some((widget) => isSet(node, widget) || isLinked(saved, widget))) node.showAdvanced = true
+    if (saved.showAdvanced !== undefined) return // as a person left it
+    const set = folded.filter((widget) => isSet(node, widget) || isLinked(saved, widget))
+    if (!isClassic()) {
+      node.showAdvanced = set.length > 0 // Nodes 2.0 has one switch for all of them
+      return
+    }
+    for (const widget of folded) keepInSight(widget, set.includes(widget))
+    fit(node)
   })
+}
+
+function keepInSight(widget, isKept) {
+  widget.options = { ...widget.options, advanced: !isKept } // where front end 1.58 has it
+  widget.advanced = !isKept
 }
 
 /**

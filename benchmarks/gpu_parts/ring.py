@@ -5,10 +5,12 @@ computing.
 from __future__ import annotations
 
 import functools
+import gc
 from collections.abc import Iterator
 
 import torch
 from device_timer import Timer
+from graft_nodes.patches.core.host_memory import empty_on_host, pinned
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
 from graft_nodes.training.memory.layer_ring import layers_on_host
 from torch import Tensor, nn
@@ -18,6 +20,7 @@ from .case import CHECKED, CannotRun, Case, Row, Setting, at_least, at_most, row
 WIDTH, INNER, BLOCKS, ROUNDS = 3072, 12288, 12, 5  # Flux' widths
 FEW, MANY = 16, 4096  # tokens: copying takes longer than computing, and the other way around
 SLOWER, HIDDEN = 1.2, 0.8  # of a pinned copy of as many bytes; of the shorter of copying and computing
+HALF, LIKE_TORCHS = 0.6, 1.1  # of a step for which all blocks wait; of a copy to memory that PyTorch has pinned
 BF16 = torch.bfloat16
 
 
@@ -56,6 +59,7 @@ def cases(setting: Setting) -> list[Case]:
     return [
         Case("gradients", functools.partial(gradients, setting)),
         Case("copies and overlap", functools.partial(speed, setting)),
+        Case("pinned memory", functools.partial(pinned_memory, setting)),
     ]
 
 
@@ -97,11 +101,37 @@ def speed(setting: Setting) -> Iterator[Row]:
     limit = min(timer.seconds(lambda: there.copy_(pinned, non_blocking=True)) for _ in range(ROUNDS)) / pinned.nbytes
     with layers_on_host(model, setting.device):
         copying, both = seconds(FEW), seconds(MANY)
+    with layers_on_host(model, setting.device, waiting=BLOCKS // 2):
+        fewer = seconds(FEW)
     model.to(setting.device)
     computing = seconds(MANY)
     copied = 2 * size * (1 - 0.5 / BLOCKS)  # the last block runs again at once
     note = f"of a pinned copy of as many bytes; {copied / copying / 1e9:.3g} GB/s"
     yield row("copying", copying, "s", at_most(SLOWER), copying / (copied * limit), note)
+    yield row("half of the blocks stay", fewer, "s", at_most(HALF), fewer / copying, "of a step for which all wait")
     hidden = (copying + computing - both) / min(copying, computing)
     note = f"of the shorter of copying and computing ({computing:.3g} s); both took {both:.3g} s"
     yield row("hidden behind computing", hidden, "", at_least(HIDDEN), note=note)
+
+
+def pinned_memory(setting: Setting) -> Iterator[Row]:
+    """Memory that is pinned where it lies takes whole pages, is as fast as PyTorch's, and is given back."""
+    if setting.device.type == "cpu":
+        raise CannotRun("copies to the CPU need no pinned memory")
+    there = torch.ones((3 if setting.tiny else 600) * 2**20 + 1, dtype=torch.uint8, device=setting.device)
+    timer, before = Timer(setting.device), pinned.used
+    place = empty_on_host(there)
+    theirs = torch.empty_like(place, pin_memory=setting.device.type == "cuda")
+    taken = pinned.used - before
+    assert place.is_pinned() and taken < there.nbytes + 8192, f"{taken} bytes were pinned for {there.nbytes}"
+    own, torchs = (
+        min(timer.seconds(lambda to=to: to.copy_(there, non_blocking=True)) for _ in range(ROUNDS))
+        for to in (place, theirs)
+    )
+    place.copy_(there)
+    assert torch.equal(place, there.cpu())
+    note = "of a copy to memory that PyTorch has pinned"
+    yield row("copied to pinned memory", there.nbytes / own / 1e9, "GB/s", at_most(LIKE_TORCHS), own / torchs, note)
+    del place
+    gc.collect()
+    assert pinned.used == before, "memory is pinned after its tensor has ended"

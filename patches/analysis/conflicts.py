@@ -85,8 +85,11 @@ def compare(
 ) -> Conflicts:
     """Compare the changes of all rows, layer by layer.
 
-    `shapes` are those of the model's weights; `read` gives a weight in float32, for DoRA, OFT and others that depend on
-    it. `advance` is called after each of the layers of `group_by_layer`.
+    Args:
+        rows: the stack.
+        shapes: those of the model's weights, by name.
+        read: gives a weight in float32, for DoRA, OFT and others that depend on it.
+        advance: called after each of the layers of `group_by_layer`.
     """
     used = {block for row in rows for block in row.blocks}
     blocks = [block for block in dict.fromkeys(map(block_weights.block_of, shapes)) if block in used]

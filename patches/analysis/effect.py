@@ -74,8 +74,16 @@ def measure(
     """The effect of every block of every row: ‖f(on) - f(off)‖ / ‖f(off)‖ at each noise level.
 
     f(off) is the prediction of the model without the stack, f(on) that with only this block of this row on it, at the
-    row's strength and block weights. `keep` is the share of a row's effect that the kept blocks must reach; `advance`
-    is told how many of `steps` are done. Raises ValueError if a prediction tells nothing.
+    row's strength and block weights.
+
+    Args:
+        rows: the stack.
+        predict: f, at each noise level.
+        keep: the share of a row's effect that the kept blocks must reach.
+        advance: is told how many of `steps` are done.
+
+    Raises:
+        ValueError: if a prediction tells nothing.
     """
     predicted = _CheckedPrediction(predict, advance)
     base = predicted({}, "the model without the stack")
@@ -133,7 +141,12 @@ def _measure_row(row: RowPatches, predicted: _CheckedPrediction, base: Sequence[
 
 
 def relative_changes(on: Sequence[Tensor], off: Sequence[Tensor]) -> tuple[float, ...]:
-    """‖on - off‖ / ‖off‖ at each noise level, in float64."""
+    """‖on - off‖ / ‖off‖ at each noise level, in float64.
+
+    Args:
+        on: a prediction of any shape for each level.
+        off: the same of the model without the block.
+    """
     return tuple(_distance(one, other) / _norm(other) for one, other in zip(on, off, strict=True))
 
 

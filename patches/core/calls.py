@@ -164,9 +164,14 @@ def _link(module: nn.Module, call: Call, inner: Callable[..., Any]) -> Callable[
 def around(module: nn.Module, layer: str, call: Call) -> Handle:
     """Put a call around a module's forward, until the handle leaves.
 
-    `call(module, inner, *args, **kwargs)` gets the arguments and returns the output; `inner(*args, **kwargs)` computes
-    what lies inside. `layer` is a name in LAYERS. A deep copy of the module passes itself as `module`. Raises
-    ValueError where the module has a call that must not meet this one.
+    Args:
+        module: the module.
+        layer: a name in LAYERS, which says what lies outside of it and what inside.
+        call: `call(module, inner, *args, **kwargs)` gets the arguments and returns the output;
+            `inner(*args, **kwargs)` computes what lies inside. A deep copy of the module passes itself as `module`.
+
+    Raises:
+        ValueError: where the module has a call that must not meet this one.
     """
     if layer not in _PLACES:
         raise ValueError(f"{layer} is no layer of calls: expected one of {', '.join(_PLACES)}.")

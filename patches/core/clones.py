@@ -29,7 +29,13 @@ def find_call(patcher: Any, key: str) -> Any:
 
 
 def put_call(clone: Any, key: str, call: Callable[..., Any] | None) -> None:
-    """Put a call around the model of a clone, in place of the one under this key; None takes that off."""
+    """Put a call around the model of a clone, in place of the one under its key.
+
+    Args:
+        clone: the host's.
+        key: what the call is known by.
+        call: a wrapper as the host calls it; None takes off what is there.
+    """
     options = own_options(clone)
     options["wrappers"] = {kind: dict(keyed) for kind, keyed in options.get("wrappers", {}).items()}
     options["wrappers"].get(APPLY_MODEL, {}).pop(key, None)
@@ -38,12 +44,25 @@ def put_call(clone: Any, key: str, call: Callable[..., Any] | None) -> None:
 
 
 def put_callback(clone: Any, event: str, key: str, callback: Callable[..., Any] | None) -> None:
-    """Have the host call something at an event of a clone, in place of what is under this key; None takes that off."""
+    """Have the host call something at an event of a clone, in place of what is under its key.
+
+    Args:
+        clone: the host's.
+        event: the host's name for it.
+        key: what the callback is known by.
+        callback: None takes off what is there.
+    """
     clone.remove_callbacks_with_key(event, key)
     if callback is not None:
         clone.add_callback_with_key(event, key, callback)
 
 
 def put_object(clone: Any, name: str, value: Any) -> None:
-    """Have a clone's model hold another object under a name, such as model_sampling, while the clone is loaded."""
+    """Have a clone's model hold another object while the clone is loaded.
+
+    Args:
+        clone: the host's.
+        name: the attribute's path, such as model_sampling.
+        value: the object.
+    """
     clone.add_object_patch(name, value)

@@ -135,6 +135,13 @@ def pin_copy(tensor: Tensor, device: torch.device) -> Tensor:
     return tensor if copy is None else copy
 
 
+def upload(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor on a device, without waiting for its copy where memory can be pinned for it."""
+    if has_streams(device) and tensor.device.type == "cpu":
+        tensor = pin_copy(tensor, device)
+    return tensor.to(device, non_blocking=True)
+
+
 def _give_back(address: int, device: torch.device) -> None:
     getattr(torch, device.type).synchronize(device)
     pinned.unregister(address, device)

@@ -153,7 +153,14 @@ class Swaps(Handle):
 
 
 def swap(module: nn.Module, name: str, tensor: Tensor, yields: bool = False) -> Swaps:
-    """Hold another tensor in place of a parameter or buffer, under every name that `module` has for it."""
+    """Hold another tensor in place of a parameter or buffer, under every name that `module` has for it.
+
+    Args:
+        module: the model.
+        name: one of the names.
+        tensor: the other one, of any shape.
+        yields: whether it gives way where somebody else has put a tensor there since.
+    """
     held = find_slot(module, name).tensor
     if held is None:
         raise ValueError(f"{name}: the model has no such weight")
@@ -258,9 +265,12 @@ def is_held(slot: Slot, tensor: Tensor) -> bool:
 
 
 def exchange(left: Tensor, right: Tensor, copy_of_left: Tensor) -> Handle:
-    """Two tensors of one type take each other's values, in place; leaving gives both their bytes back.
+    """Two tensors take each other's values, in place; leaving gives both their bytes back.
 
-    `copy_of_left` is made before anything changes, as memory may not suffice for it.
+    Args:
+        left: of any shape and type.
+        right: of the same shape and type.
+        copy_of_left: its copy, of that shape, made before anything changes, as memory may not suffice for it.
     """
     _exchange(left, right, copy_of_left)
     return Handle(lambda: _exchange(right, left, right.detach().clone()))

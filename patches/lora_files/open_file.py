@@ -1,14 +1,18 @@
-"""Opens a LoRA file, with PEFT's adapter_config.json if it lies beside it, and caches unchanged files."""
+"""Opens a LoRA file, with PEFT's adapter_config.json if it lies beside it and all shards if it is one of several, and
+caches unchanged files.
+"""
 
 from __future__ import annotations
 
 import os
 import threading
 from collections import OrderedDict
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from ...storage import shards
 from ...storage.bounded_read import MB, read_bounded
 from ...storage.safetensors import TensorInfo, load_safetensors, read_header
 from .peft_config import BESIDE
@@ -23,7 +27,7 @@ def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
     """Open a LoRA file, memory-mapped. PEFT's settings beside it become another metadata entry.
 
     Args:
-        path: a safetensors file.
+        path: a safetensors file; one of several shards stands for them all.
 
     Returns:
         (tensors, metadata).
@@ -32,6 +36,9 @@ def load(path: str) -> tuple[dict[str, Tensor], dict[str, str]]:
         ValueError: naming the file where it is damaged or in another format.
     """
     tensors, metadata = load_safetensors(path)
+    whole = shards.whole_of(path)
+    if whole is not None:
+        tensors = shards.load_shards(*whole)
     return tensors, {**metadata, **_peft_settings(path)}
 
 
@@ -69,12 +76,16 @@ def read_lora_header(path: str) -> tuple[dict[str, TensorInfo], dict[str, str]]:
     16 MB, which no LoRA has.
     """
     tensors, metadata = read_header(path, MOST_HEADER)
+    for other in _files(path)[1:]:
+        tensors |= read_header(other, MOST_HEADER)[0]
     return tensors, {**metadata, **_peft_settings(path)}
 
 
 def file_version(path: str) -> tuple[tuple[int, int], ...]:
-    """(size, modification time) of a file and of PEFT's settings beside it, which change when either is written."""
-    paths = [path]
+    """(size, modification time) of a file, of its other shards and of PEFT's settings beside it, which change when any
+    of them is written.
+    """
+    paths = _files(path)
     config = _peft_config_path(path)
     if config is not None:
         paths.append(config)
@@ -83,6 +94,14 @@ def file_version(path: str) -> tuple[tuple[int, int], ...]:
         status = os.stat(written)
         versions.append((status.st_size, status.st_mtime_ns))
     return tuple(versions)
+
+
+def _files(path: str) -> list[str]:
+    """The file, and the other shards and their index if it is one of several."""
+    whole = shards.whole_of(path)
+    if whole is None:
+        return [path]
+    return [path, *(str(file) for file in shards.files_of(*whole) if file != Path(path))]
 
 
 def _peft_config_path(path: str) -> str | None:

@@ -95,7 +95,7 @@ def _config(part: str, content: Mapping[str, Any]) -> PeftConfig:
 _MOST_TERMS = 1000
 
 
-def _is_count(value: Any) -> bool:
+def _is_count(value: object) -> bool:
     return type(value) is int and 0 < value < 2**31
 
 
@@ -103,7 +103,7 @@ def _is_number(value: Any) -> bool:
     return type(value) in (int, float) and abs(value) < 1e30
 
 
-def _names(value: Any) -> tuple[str, ...] | None:
+def _names(value: object) -> tuple[str, ...] | None:
     """The layer-name endings in a list, or None if there is no such list."""
     if isinstance(value, list) and all(isinstance(name, str) for name in value):
         return tuple(value)

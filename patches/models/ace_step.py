@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import nn
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, rename_by_table, same_name
+from .diffusers_names import LayerNames, rename_by_table
 from .family import Missing, ModelFamily, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
@@ -55,12 +55,9 @@ FAMILY = ModelFamily(
             r"layers_\d+_(self_attn_to_[qkv]|cross_attn_to_[kv]|(self|cross)_attn_to_out_0)_",
         )
     ),
-    modelspec=Missing("modelspec names no ACE-Step"),
-    kohya=Missing("neither sd-scripts nor musubi trains it"),
-    layer_names=LayerNames(prefix="", rename=same_name, model_sign=r"(^|\.)lyric_proj\."),
+    layer_names=LayerNames(prefix="", model_sign=r"(^|\.)lyric_proj\."),
     other_names=(
         LayerNames(
-            prefix="transformer.",
             rename=rename_by_table(_RENAMES_15),
             model_sign=r"(^|\.)decoder\.layers\.0\.cross_attn\.q_proj\.",
         ),

@@ -24,9 +24,6 @@ INFERENCE_ONLY_WORDS = {  # in the names of other packs' overrides; must not mat
     re.compile("fp8", re.IGNORECASE): "fp8 attention",
 }
 
-# Exact like PyTorch's own, but their backward keeps (or recomputes) the whole matrix of scores.
-MATERIALIZING = {"attention_basic", "attention_split", "attention_sub_quad"}
-
 FEWER_KEYS = {
     "attention_sage": (
         "SageAttention is on: some of its versions refuse fewer keys than queries; ComfyUI then logs an error for each"
@@ -60,18 +57,18 @@ def refuse_inference_only(kernel: Any) -> None:
             title = next((label for word, label in INFERENCE_ONLY_WORDS.items() if word.search(name)), None)
         if title is not None:
             raise InferenceOnly(
-                f"{title} is for inference only, it has no backward pass (kernel {name}): start ComfyUI without it, or"
-                " take its node off the model, and train with PyTorch's attention"
+                f"{title} is for inference only, it has no backward pass (kernel {name}): take its node off the model"
+                " and train with PyTorch's attention"
             )
 
 
 class TrainingKernel:
     """`optimized_attention_override(kernel, q, k, v, heads, …)` of a model being trained.
 
-    Kernels that keep every score for the backward pass are replaced by PyTorch's scaled dot-product attention, which
-    computes the same with less memory; others stay. A kernel without a backward pass is refused by name
-    (InferenceOnly). `previous` is another node's override, or None. Kernels get one type: under autocast, norms of
-    queries and keys (Wan, Qwen-Image) leave float32 beside bf16 values.
+    Whatever kernel ComfyUI was started with, PyTorch's scaled dot-product attention takes its place: others have no
+    backward pass (SageAttention, FlashAttention), keep every score for it, or compute the same. `previous` is another
+    node's override, or None; one without a backward pass is refused by name (InferenceOnly). Kernels get one type:
+    under autocast, norms of queries and keys (Wan, Qwen-Image) leave float32 beside bf16 values.
     """
 
     def __init__(self, sdpa: Callable[..., Tensor], previous: Callable[..., Tensor] | None = None):
@@ -80,13 +77,11 @@ class TrainingKernel:
     def __call__(
         self, kernel: Callable[..., Tensor], q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any
     ) -> Tensor:
-        refuse_inference_only(kernel if self.previous is None else self.previous)
         q, k, v = _to_narrowest_type(q, k, v)
-        if kernel_name(kernel) in MATERIALIZING:
-            kernel = self.sdpa
         if self.previous is None:
-            return kernel(q, k, v, *args, **kwargs)
-        return self.previous(kernel, q, k, v, *args, **kwargs)
+            return self.sdpa(q, k, v, *args, **kwargs)
+        refuse_inference_only(self.previous)
+        return self.previous(self.sdpa, q, k, v, *args, **kwargs)
 
 
 def _to_narrowest_type(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, same_name
-from .family import Missing, ModelFamily, TrainingTargets
+from .family import ModelFamily, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, patch_size, text_length, token_grid
@@ -27,11 +26,7 @@ FAMILY = ModelFamily(
     name="auraflow",
     title="AuraFlow",
     recognition=Recognition(names=(r"joint_transformer_blocks_\d", r"(double|single)_layers_\d")),
-    modelspec=Missing("modelspec names no AuraFlow"),
-    kohya=Missing("sd-scripts does not train it"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("layers", "transformer_blocks"),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"MMDiT": RoutedClass(_ROUTED, _layout)}),
     training=TrainingTargets(attention=("attn",), feed_forward=("mlp",)),
     examples=(

@@ -9,8 +9,6 @@ FAMILY = ModelFamily(
     name="cascade",
     title="Stable Cascade",
     recognition=Recognition(names=("prior_unet",)),
-    modelspec=Missing("modelspec names no Stable Cascade"),
-    kohya=Missing("sd-scripts does not train it"),
     layer_names=Missing("its layers keep the names of the file: diffusers' own are not known here"),
     blocks=Missing("sd-webui-lora-block-weight has no lists for it"),
     token_layout=Missing("its levels mix attention and convolutions in classes that have no attention patch"),

@@ -20,10 +20,8 @@ FAMILY = ModelFamily(
     name="chroma",
     title="Chroma",
     recognition=Recognition(names=("distilled_guidance_layer",)),
-    modelspec=Missing("modelspec names no Chroma"),
     kohya=Missing("sd-scripts writes Flux' version for it, which it is not"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=flux.FUSED,
         swapped=flux.SWAPPED,

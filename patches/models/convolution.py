@@ -35,8 +35,14 @@ def _operation(x: Tensor, compiled: bool) -> Callable[..., Tensor]:
 
 
 def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: bool = False) -> Tensor:
-    """A convolution of x (B, in, *size) with another weight (out, in / groups, *kernel) instead of the module's, using
-    its stride, dilation and padding, without bias. `compiled`: torch.compile does not look into it.
+    """A convolution with another weight instead of the module's, using its stride, dilation and padding, without bias.
+
+    Args:
+        module: a convolution.
+        x: (B, in, *size).
+        weight: (out, in / groups, *kernel).
+        groups: those of the other weight.
+        compiled: whether it runs under torch.compile, which then does not look into it.
     """
     padding = module.padding
     if module.padding_mode != "zeros" or isinstance(padding, str):
@@ -46,6 +52,12 @@ def convolve(module: Any, x: Tensor, weight: Tensor, groups: int = 1, compiled: 
 
 
 def convolve_pointwise(x: Tensor, weight: Tensor, compiled: bool = False) -> Tensor:
-    """A convolution of x (B, in, *size) with a weight (out, in, 1 …), without bias."""
+    """A convolution without kernel and bias.
+
+    Args:
+        x: (B, in, *size).
+        weight: (out, in, 1 …).
+        compiled: as for `convolve`.
+    """
     ones, zeros = [1] * (weight.ndim - 2), [0] * (weight.ndim - 2)
     return _operation(x, compiled)(x, weight, ones, zeros, ones, 1)

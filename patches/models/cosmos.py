@@ -84,9 +84,7 @@ _ROUTED = RoutedBlocks(
     one_step={"emb_B_T_D": 3},
 )
 _ROUTING = TokenRouting({"MiniTrainDIT": RoutedClass((_ROUTED,)), "Anima": RoutedClass((_ROUTED,))})
-_LAYER_NAMES = LayerNames(
-    prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\."
-)
+_LAYER_NAMES = LayerNames(rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)blocks\.0\.cross_attn\.q_proj\.")
 _BLOCKS = plain_blocks("blocks")
 _TARGETS = TrainingTargets(
     attention=("self_attn", "cross_attn"),
@@ -103,8 +101,6 @@ FAMILY = ModelFamily(
         ),
         shapes=_reads_narrow_text,
     ),
-    modelspec=Missing("modelspec names neither"),
-    kohya=Missing("sd-scripts has no version for either that others read"),
     layer_names=_LAYER_NAMES,
     blocks=_BLOCKS,
     token_layout=TokenLayout({"GeneralDIT": _CLASS, "MiniTrainDIT": _CLASS, "Anima": _CLASS}),
@@ -112,7 +108,6 @@ FAMILY = ModelFamily(
     training=_TARGETS,
     other_names=(
         LayerNames(
-            prefix="transformer.",
             rename=rename_by_table(_RENAMES_1),
             model_sign=r"(^|\.)blocks\.block0\.blocks\.0\.block\.",
         ),

@@ -88,6 +88,11 @@ class JoinedLayer:
     name: str
 
 
+def same_name(path: str) -> str:
+    """diffusers' name for a layer that has the same name in ComfyUI."""
+    return path
+
+
 @dataclass(frozen=True)
 class LayerNames:
     """diffusers' names for a family's layers.
@@ -98,8 +103,8 @@ class LayerNames:
     is the number of T5 among diffusers' text encoders.
     """
 
-    prefix: str
-    rename: Callable[[str], str]
+    prefix: str = "transformer."
+    rename: Callable[[str], str] = same_name
     fused: tuple[FusedQKV, ...] = ()
     swapped: tuple[SwappedHalves, ...] = ()
     joined: tuple[JoinedLayer, ...] = ()
@@ -131,11 +136,6 @@ def rename_by_table(table: Table) -> Callable[[str], str]:
         return path
 
     return rename
-
-
-def same_name(path: str) -> str:
-    """diffusers' name for a layer that has the same name in ComfyUI."""
-    return path
 
 
 def swap_halves(change: Tensor) -> Tensor:

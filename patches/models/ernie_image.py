@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, same_name
-from .family import Missing, ModelFamily, TrainingTargets
+from .family import ModelFamily, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, patch_size, text_length, token_grid
@@ -27,11 +26,7 @@ FAMILY = ModelFamily(
     title="ERNIE-Image",
     # Not by mlp.gate_proj and mlp.up_proj: text encoders have them too.
     recognition=Recognition(names=(r"layers_\d+_self_attention_to_(q|k|v|out)_", r"layers_\d+_mlp_linear_fc2_")),
-    modelspec=Missing("modelspec names no ERNIE-Image"),
-    kohya=Missing("neither sd-scripts nor musubi trains it"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("layers"),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"ErnieImageModel": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(attention=("self_attention",), feed_forward=("mlp",)),
     examples=(

@@ -61,7 +61,10 @@ class TrainingTargets:
     sound: Callable[[nn.Module], tuple[str, ...]] | None = None
 
 
-@dataclass(frozen=True, eq=False)
+_SAME_NAMES = LayerNames()
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
 class ModelFamily:
     """One kind of diffusion model.
 
@@ -76,11 +79,11 @@ class ModelFamily:
     name: str
     title: str
     recognition: Recognition
-    modelspec: ModelSpec | Missing
-    kohya: Kohya | Missing
-    layer_names: LayerNames | Missing
+    modelspec: ModelSpec | Missing = Missing("modelspec has no name for it")
+    kohya: Kohya | Missing = Missing("no trainer writes a version (ss_base_model_version) for it that others read")
+    layer_names: LayerNames | Missing = _SAME_NAMES
     blocks: BlockNames | Missing
-    token_layout: TokenLayout | UNetLayout | Missing
+    token_layout: TokenLayout | UNetLayout | Missing = Missing("nobody has tried token downsampling with it")
     token_routing: TokenRouting | UNetLayout | Missing
     training: TrainingTargets | Missing
     examples: Sequence[Mapping[str, tuple[int, ...]]]

@@ -59,11 +59,8 @@ FUSED = (
 )
 SWAPPED = (SwappedHalves(r"^final_layer\.adaLN_modulation\.1$"),)
 _SIGN = r"(^|\.)double_blocks\.0\.img_attn\.qkv\."
-LAYER_NAMES = LayerNames(
-    prefix="transformer.", rename=rename_by_table(RENAMES), fused=FUSED, swapped=SWAPPED, model_sign=_SIGN
-)
+LAYER_NAMES = LayerNames(rename=rename_by_table(RENAMES), fused=FUSED, swapped=SWAPPED, model_sign=_SIGN)
 _LONGCAT = LayerNames(  # LongCat-Image is Flux' class in ComfyUI
-    prefix="transformer.",
     rename=rename_by_table(
         (
             (r"^time_in\.in_layer$", "time_embed.timestep_embedder.linear_1"),
@@ -73,7 +70,6 @@ _LONGCAT = LayerNames(  # LongCat-Image is Flux' class in ComfyUI
     model_sign=_SIGN,
 )
 _OVIS = LayerNames(  # so is Ovis-Image, whose feed-forward is gated
-    prefix="transformer.",
     rename=rename_by_table(
         (
             (r"^time_in\.in_layer$", "timestep_embedder.linear_1"),

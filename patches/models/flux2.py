@@ -6,7 +6,7 @@ import re
 
 from . import flux
 from .diffusers_names import LayerNames, rename_by_table
-from .family import Missing, ModelFamily
+from .family import ModelFamily
 from .recognition import LoraShapes, Recognition, SharedNames
 
 _RENAMES = (
@@ -62,10 +62,7 @@ FAMILY = ModelFamily(
         shapes=_has_shapes_of_its_own,
         shared_names=SharedNames(r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]", _WIDTHS),
     ),
-    modelspec=Missing("modelspec names no Flux 2 yet"),
-    kohya=Missing("sd-scripts has no name for it yet"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=flux.FUSED_IN_DOUBLE_BLOCKS,  # diffusers has linear1 of the single blocks in one, too
         swapped=flux.SWAPPED,

@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from . import flux
 from .block_names import BlockNames
-from .diffusers_names import LayerNames, same_name
 from .family import Missing, ModelFamily, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
@@ -48,14 +47,11 @@ FAMILY = ModelFamily(
     title="HiDream-I1",
     recognition=Recognition(names=(r"(double|single)_stream_blocks_\d+_block_",)),
     modelspec=Missing("modelspec names HiDream-O1 alone, which is another model"),
-    kohya=Missing("neither sd-scripts nor musubi trains it"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=BlockNames(
         kinds=flux.BLOCKS.kinds,
         lists={"double_stream_blocks": "D", "single_stream_blocks": "S"},
         last=("final_layer",),
     ),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting(
         {
             "HiDreamImageTransformer2DModel": RoutedClass(_ROUTED, _layout),

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from . import flux
 from .diffusers_names import LayerNames, rename_by_table, square_qkv
-from .family import Missing, ModelFamily, ModelSpec
+from .family import ModelFamily, ModelSpec
 from .recognition import LoraShapes, Recognition, SharedNames
 from .routed_blocks import RoutedClass, TokenRouting
 from .token_layout import Layout, Place, frame_count, text_length, token_count, token_grid
@@ -62,7 +62,6 @@ _ORIGINAL_FUSED = (  # Q, K and V of HunyuanVideo 1.5 and of HunyuanImage are ap
 _SIGN = r"individual_token_refiner\."
 _OTHER_NAMES = (
     LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES_IMAGE),
         fused=_FUSED,
         swapped=flux.SWAPPED,
@@ -146,16 +145,13 @@ HUNYUAN_VIDEO_15 = ModelFamily(
         shared_names=SharedNames(r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]", (_WIDTH_15,)),
     ),
     modelspec=ModelSpec("hunyuan-video-1.5", "https://github.com/Tencent-Hunyuan/HunyuanVideo-1.5"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES_15),
         fused=_FUSED,
         swapped=flux.SWAPPED,
         model_sign=r"(^|\.)vision_in\.",
     ),
     blocks=flux.BLOCKS,
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=_ROUTING,
     training=replace(_TARGETS, unread=_unread),
     examples=(
@@ -180,16 +176,13 @@ FAMILY = ModelFamily(
         shapes=_is_deep,
     ),
     modelspec=ModelSpec("hunyuan-video", "https://github.com/Tencent/HunyuanVideo"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=_FUSED,
         swapped=flux.SWAPPED,
         model_sign=_SIGN,
     ),
     blocks=flux.BLOCKS,
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=_ROUTING,
     training=_TARGETS,
     examples=(

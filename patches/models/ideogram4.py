@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from . import lumina
 from .diffusers_names import LayerNames, rename_by_table, square_qkv
-from .family import Missing, ModelFamily, ModelSpec
+from .family import ModelFamily, ModelSpec
 from .recognition import Recognition, SharedNames
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, text_length, token_grid
@@ -30,15 +30,12 @@ FAMILY = ModelFamily(
         shared_names=SharedNames(lumina.SHARED, (4608,)),
     ),
     modelspec=ModelSpec("Ideogram-4", "https://huggingface.co/Comfy-Org/Ideogram-4"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(((r"attention\.o$", "attention.to_out.0"),)),
         fused=(square_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
         model_sign=r"(^|\.)embed_image_indicator\.",
     ),
     blocks=lumina.BLOCKS,
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"Ideogram4Transformer2DModel": RoutedClass((_ROUTED,), _layout)}),
     training=lumina.TARGETS,
     examples=(

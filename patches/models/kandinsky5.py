@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, same_name
-from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
+from .family import ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 
@@ -14,10 +13,7 @@ FAMILY = ModelFamily(
     title="Kandinsky 5",
     recognition=Recognition(names=(r"(visual|text)_transformer_blocks_\d+_",)),
     modelspec=ModelSpec("Kandinsky-5", "https://github.com/kandinskylab/kandinsky-5"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("visual_transformer_blocks"),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"Kandinsky5": RoutedClass((_ROUTED,))}),
     training=TrainingTargets(attention=("self_attention", "cross_attention"), feed_forward=("feed_forward",)),
     examples=(

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from .block_names import plain_blocks
 from .diffusers_names import LayerNames, rename_by_table
-from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
+from .family import ModelFamily, ModelSpec, TrainingTargets
 from .recognition import LoraShapes, Recognition
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, reference_tokens, text_length, token_grid
@@ -63,12 +63,8 @@ FAMILY = ModelFamily(
         shapes=_has_fewer_keys,
     ),
     modelspec=ModelSpec("Krea-2", "https://github.com/krea-ai/krea-2"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
-    layer_names=LayerNames(
-        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)txtfusion\.projector\."
-    ),
+    layer_names=LayerNames(rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)txtfusion\.projector\."),
     blocks=plain_blocks("blocks", "transformer_blocks"),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"SingleStreamDiT": RoutedClass((_ROUTED,), _layout)}),
     training=TrainingTargets(
         attention=("attn",),

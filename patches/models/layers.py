@@ -73,12 +73,21 @@ def shape_of(module: Any) -> tuple[int, ...]:
 
 
 def weight_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A module's weight (out, in / groups, ...) in float32, as its own forward uses it for activations of this type on
-    this device.
+    """A module's weight as its own forward uses it.
 
     A plain weight is read directly, fp8 too. A quantized one is measured from the forward's output for unit vectors or
-    single pixels, however it is stored. Raises ValueError if a convolution's forward does not match its stride, padding
-    and dilation.
+    single pixels, however it is stored.
+
+    Args:
+        module: a Linear or a convolution.
+        dtype: that of the activations.
+        device: theirs.
+
+    Returns:
+        (out, in / groups, *kernel) in float32.
+
+    Raises:
+        ValueError: if a convolution's forward does not match its stride, padding and dilation.
     """
     with torch.inference_mode(False), torch.no_grad():
         if _is_plain(module, "weight"):
@@ -102,7 +111,16 @@ def _probed_weight(module: nn.Module, dtype: torch.dtype, device: torch.device) 
 
 
 def bias_of(module: nn.Module, dtype: torch.dtype, device: torch.device) -> Tensor | None:
-    """A module's bias (out,) in float32, read as `weight_of` reads its weight; None if it has none."""
+    """A module's bias, read as `weight_of` reads its weight.
+
+    Args:
+        module: a Linear or a convolution.
+        dtype: that of the activations.
+        device: theirs.
+
+    Returns:
+        (out,) in float32; None if it has none.
+    """
     with torch.inference_mode(False), torch.no_grad():
         if getattr(module, "bias", None) is None:
             return None
@@ -201,10 +219,15 @@ def dequantize(weight: Any) -> Tensor:
 
 
 def requantize(weight: Any, values: Tensor, seed: int) -> Tensor:
-    """float32 `values` quantized as `weight` is, with scales of their own, rounded up or down at random.
+    """Quantize values as a weight is, with scales of their own, rounded up or down at random.
 
     Rounding to the nearest would lose nearly all of a LoRA: the weight lies on the grid already, and the change is
-    smaller than a step. `values` may be overwritten.
+    smaller than a step.
+
+    Args:
+        weight: the quantized one.
+        values: float32, of the shape that it stands for; may be overwritten.
+        seed: of the rounding.
     """
     quantized: Any = weight.requantize_from_float(
         values, scale="recalculate", stochastic_rounding=max(1, seed), inplace_ops=True

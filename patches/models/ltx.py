@@ -61,13 +61,8 @@ LTX_2 = ModelFamily(
             r"(^|_)av_(ca|cross_attn)_(video|audio|a2v|v2a)_",
         )
     ),
-    modelspec=Missing("modelspec names no LTX-2"),
-    kohya=Missing("sd-scripts does not train it"),
-    layer_names=LayerNames(
-        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."
-    ),
+    layer_names=LayerNames(rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)audio_patchify_proj\."),
     blocks=plain_blocks("transformer_blocks"),
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"LTXAVModel": RoutedClass((_ROUTED_LTX_2,))}),
     training=TrainingTargets(
         attention=("attn1", "attn2", r"audio_attn\d", "audio_to_video_attn", "video_to_audio_attn"),
@@ -94,9 +89,7 @@ FAMILY = ModelFamily(
     recognition=Recognition(shared_names=SharedNames(r"transformer_blocks_\d+_attn[12]_", None)),
     modelspec=Missing("the files do not tell which of the three it is"),
     kohya=Missing("the files do not tell which of the three it is"),
-    layer_names=LayerNames(
-        prefix="transformer.", rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)patchify_proj\."
-    ),
+    layer_names=LayerNames(rename=rename_by_table(_RENAMES), model_sign=r"(^|\.)patchify_proj\."),
     blocks=plain_blocks("transformer_blocks", "blocks"),
     token_layout=Missing("nobody has tried token downsampling with any of them"),
     token_routing=TokenRouting({"LTXVModel": RoutedClass((_ROUTED_LTX,)), "PixArtMS": RoutedClass((_ROUTED_PIXART,))}),

@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, grouped_qkv, rename_by_table, same_name
-from .family import Kohya, Missing, ModelFamily, ModelSpec, TrainingTargets
+from .diffusers_names import LayerNames, grouped_qkv, rename_by_table
+from .family import Kohya, ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -130,7 +130,6 @@ FAMILY = ModelFamily(
     modelspec=ModelSpec("lumina-2", "https://github.com/Alpha-VLLM/Lumina-Image-2.0"),
     kohya=Kohya("lumina2"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attn.to_{}"),),
         model_sign=MODEL_SIGN,
@@ -167,11 +166,8 @@ OMNIGEN2 = ModelFamily(
     name="omnigen2",
     title="OmniGen2",
     recognition=Recognition(names=("ref_image_(refiner|patch_embedder)_",), shared_names=SharedNames(SHARED, (2520,))),
-    modelspec=Missing("modelspec names no OmniGen2"),
-    kohya=Missing("neither sd-scripts nor musubi trains it"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name, model_sign=r"(^|\.)ref_image_patch_embedder\."),
+    layer_names=LayerNames(model_sign=r"(^|\.)ref_image_patch_embedder\."),
     blocks=BLOCKS,
-    token_layout=Missing("nobody has tried token downsampling with it"),
     token_routing=TokenRouting({"OmniGen2Transformer2DModel": RoutedClass((_OMNIGEN2_ROUTED,), _omnigen2_layout)}),
     training=TrainingTargets(attention=("attn",), feed_forward=("feed_forward",), unread=_unread),
     examples=(

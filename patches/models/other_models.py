@@ -54,9 +54,8 @@ _HUNYUAN_DIT = (
     (r"^final_layer\.adaLN_modulation\.1$", "norm_out.linear"),
 )
 LAYER_NAMES = (
-    LayerNames(prefix="transformer.", rename=rename_by_table(_COGVIDEOX), model_sign=r"(^|\.)blocks\.0\.attn_out\."),
+    LayerNames(rename=rename_by_table(_COGVIDEOX), model_sign=r"(^|\.)blocks\.0\.attn_out\."),
     LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_MOCHI),
         fused=(
             equal_qkv(r"^blocks\.(\d+)\.attn\.qkv_x$", r"transformer_blocks.\1.attn1.to_{}"),
@@ -66,12 +65,10 @@ LAYER_NAMES = (
         model_sign=_MOCHI_SIGN,
     ),
     LayerNames(  # of the last block, whose text goes no further
-        prefix="transformer.",
         rename=rename_by_table(((r"^blocks\.(\d+)\.mod_y$", r"transformer_blocks.\1.norm1_context.linear_1"),)),
         model_sign=_MOCHI_SIGN,
     ),
     LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_HUNYUAN_DIT),
         fused=(
             equal_qkv(r"^(blocks\.\d+\.attn1)\.Wqkv$", r"\1.to_{}"),

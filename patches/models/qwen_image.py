@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from .block_names import plain_blocks
-from .diffusers_names import LayerNames, same_name
-from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
+from .family import ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition, SharedNames
 from .routed_blocks import REFERENCES, RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import Layout, Place, TokenLayout, TransformerClass, patch_size, text_length, token_count, token_grid
@@ -54,8 +53,6 @@ FAMILY = ModelFamily(
         shared_names=SharedNames(r"transformer_blocks_\d+_attn_(add_)?(to_)?[qkv]", (3072,), also=_MORE_THAN_FLUX),
     ),
     modelspec=ModelSpec("Qwen-Image", "https://github.com/QwenLM/Qwen-Image"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
-    layer_names=LayerNames(prefix="transformer.", rename=same_name),
     blocks=plain_blocks("transformer_blocks"),
     token_layout=TokenLayout(
         {"QwenImageTransformer2DModel": TransformerClass(_layout, patch_size, ("transformer_blocks",))}

@@ -57,7 +57,6 @@ FAMILY = ModelFamily(
     modelspec=ModelSpec("stable-diffusion-3", "https://github.com/Stability-AI/generative-models"),
     kohya=Kohya("sd3"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=(
             equal_qkv(r"^joint_blocks\.(\d+)\.x_block\.attn\.qkv$", r"transformer_blocks.\1.attn.to_{}"),

@@ -54,10 +54,7 @@ FAMILY = ModelFamily(
     name="stable-audio",
     title="Stable Audio",
     recognition=Recognition(names=(rf"{_LAYER}(self_attn_to_(qkv|out)|cross_attn_to_(q|kv|out)|ff_ff_\d)[._]",)),
-    modelspec=Missing("modelspec names no Stable Audio"),
-    kohya=Missing("sd-scripts does not train it"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=(
             equal_qkv(r"^transformer\.layers\.(\d+)\.self_attn\.to_qkv$", r"transformer_blocks.\1.attn1.to_{}"),

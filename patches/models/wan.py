@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from .block_names import plain_blocks
 from .diffusers_names import LayerNames, equal_kv, rename_by_table
-from .family import Missing, ModelFamily, ModelSpec, TrainingTargets
+from .family import ModelFamily, ModelSpec, TrainingTargets
 from .recognition import Recognition
 from .routed_blocks import RoutedBlocks, RoutedClass, TokenRouting
 from .token_layout import (
@@ -146,9 +146,7 @@ FAMILY = ModelFamily(
         )
     ),
     modelspec=ModelSpec("wan2.1", "https://github.com/Wan-Video/Wan2.1"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=(_FACE_KEYS,),
         model_sign=r"(^|\.)blocks\.0\.cross_attn\.q\.",

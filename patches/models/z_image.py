@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from . import lumina
 from .diffusers_names import LayerNames, grouped_qkv, rename_by_table
-from .family import Missing, ModelFamily, ModelSpec
+from .family import ModelFamily, ModelSpec
 from .recognition import Recognition, SharedNames
 
 _RENAMES = (
@@ -18,9 +18,7 @@ FAMILY = ModelFamily(
     title="Z-Image",
     recognition=Recognition(shared_names=SharedNames(lumina.SHARED, (3840,))),
     modelspec=ModelSpec("Z-Image", "https://github.com/Tongyi-MAI/Z-Image"),
-    kohya=Missing("musubi writes no ss_base_model_version for it that others read"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(_RENAMES),
         fused=(grouped_qkv(r"^(.*)attention\.qkv$", r"\1attention.to_{}"),),
         model_sign=lumina.MODEL_SIGN,

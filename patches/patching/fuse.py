@@ -17,6 +17,7 @@ from torch import Tensor
 from ...storage.digest import sha256, tensor_bytes
 from ..adapters.layer import MAX_FACTOR_RANK, Layer
 from ..adapters.registry import plain_fields
+from ..core.host_memory import upload
 from .rounding import round_stochastically
 from .strength_schedule import MaskedRanks, Schedule
 
@@ -27,6 +28,7 @@ MERGEABLE_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 _serial = itertools.count(1)
 _BLOCK = 2**18  # elements processed at once if float32 copies are needed
+DEVICE_BLOCK = 2**24  # on a device; of larger weights half at once
 FACTOR_ELEMENTS = 2**19  # elements of `up` that are split at once
 _NOISE = 3e-5  # allowed noise, as a fraction of the energy of rounding: adds less than 0.01% to the mean error
 # cheaper methods for some components pay only if at least 1 in this many components can use them
@@ -153,7 +155,7 @@ def fuse(
         layer: Any = patch.layer  # checked by attribute, not by class: the package may be imported twice
         factors = layer.factors(max_rank)
         if factors is not None:
-            up, down = (factor.to(device, non_blocking=True) for factor in factors)
+            up, down = (upload(factor, torch.device(device)) for factor in factors)
             ups.append(_pad_part(up, patch.part, 0, out))
             downs.append(_pad_part(down, patch.part, 1, columns, kernel))
             scales += [patch.strength * layer.scale] * up.shape[1]
@@ -164,7 +166,8 @@ def fuse(
             target.add_(layer.delta(target.shape, device), alpha=patch.strength)
     if not ups:
         ups, downs = [torch.zeros(out, 0, device=device)], [torch.zeros(0, columns, device=device)]
-    return Fused(ups, torch.tensor(scales, dtype=torch.float32, device=device), _concatenate(downs, 0), diff)
+    scale = upload(torch.tensor(scales, dtype=torch.float32), torch.device(device))
+    return Fused(ups, scale, _concatenate(downs, 0), diff)
 
 
 def _rows_of(shape: Sequence[int]) -> int:
@@ -247,6 +250,8 @@ def _add_product(rows: Tensor, fused: Fused, target: Tensor) -> None:
     """Write rows + up @ down in the weight's own type, a block of rows and columns at a time."""
     half = rows.dtype == torch.bfloat16
     step = FACTOR_ELEMENTS // max(1, len(fused.scale))
+    if rows.device.type != "cpu":  # where each block would be a few more kernels, and no cache is gained
+        step = max(rows.shape)
     for columns in _blocks(rows.shape[1], step):
         down = fused.down[:, columns]
         if not half or down.dtype != torch.bfloat16:
@@ -260,8 +265,10 @@ def _add_product(rows: Tensor, fused: Fused, target: Tensor) -> None:
 
 def _add_in_float32(rows: Tensor, fused: Fused, target: Tensor, draws: torch.Generator | None) -> None:
     """Write rows + up @ down + diff through float32 copies of a few rows at a time."""
-    down = fused.down.float()
-    for block in _blocks(len(rows), _BLOCK // rows.shape[1]):
+    down, step = fused.down.float(), _BLOCK // rows.shape[1]
+    if rows.device.type != "cpu":
+        step = len(rows) if rows.numel() <= DEVICE_BLOCK else -(-len(rows) // 2)
+    for block in _blocks(len(rows), step):
         target[block] = _round(_float32_rows(rows, fused, down, block), rows.dtype, draws)
 
 

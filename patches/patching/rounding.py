@@ -54,7 +54,7 @@ def round_to_bfloat16_(target: Tensor, value: Tensor, generator: torch.Generator
     2010.06192).
 
     Args:
-        target: bfloat16, changed in place.
+        target: bfloat16 of any shape, changed in place.
         value: float32 of the same shape and device. What is not finite stays as it is.
         generator: of the same device.
 

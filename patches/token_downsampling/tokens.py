@@ -177,8 +177,12 @@ class ToDoSettings:
 
 
 def is_disabled(disable_after: float, step: int, total_steps: int) -> bool:
-    """Whether training step `step` (counted from 0) of `total_steps` comes after a share of the run (below 1) or after
-    a number of steps; 0 never does.
+    """Whether a training step comes after the end of token downsampling.
+
+    Args:
+        disable_after: a share of the run (below 1) or a number of steps; 0 is never.
+        step: 0 is the first.
+        total_steps: the run's length.
     """
     if disable_after == 0:
         return False
@@ -197,10 +201,20 @@ def target_grid(grid: Grid, factor: float) -> Grid:
 
 
 def thin(tokens: Tensor, grid: Grid, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Downsample tokens (B, h*w, C) of a grid (h, w) to (B, h'*w', C) of the target grid.
+    """Downsample tokens. The result is bit-equal to `F.interpolate(image, size=target, mode=method)` of the tokens as
+    an image (B, C, h, w); `blend` is the mean of `nearest` and `area`.
 
-    The result is bit-equal to `F.interpolate(image, size=target, mode=method)` of the tokens as an image (B, C, h, w);
-    `blend` is the mean of `nearest` and `area`. Raises ValueError if there are not h*w tokens.
+    Args:
+        tokens: (B, h * w, C).
+        grid: (h, w).
+        target: the smaller grid.
+        method: one of `METHODS`.
+
+    Returns:
+        (B, h' * w', C) of the target grid.
+
+    Raises:
+        ValueError: if there are not h * w tokens.
     """
     if tokens.shape[1] != grid[0] * grid[1]:
         raise ValueError(f"expected {grid[0]}x{grid[1]} = {grid[0] * grid[1]} tokens, got {tokens.shape[1]}")
@@ -251,9 +265,16 @@ class Span:
 
 
 def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Downsample the image tokens in a longer sequence (..., N, C), frame by frame; tokens before and after stay.
+    """Downsample the image tokens in a longer sequence, frame by frame; tokens before and after stay.
 
-    Raises ValueError if the span does not fit into N.
+    Args:
+        tokens: (…, N, C).
+        span: where the image's tokens lie.
+        target: the smaller grid.
+        method: one of `METHODS`.
+
+    Raises:
+        ValueError: if the span does not fit into N.
     """
     _check(tokens.shape[-2], span)
     if target == span.grid:
@@ -268,9 +289,13 @@ def thin_span(tokens: Tensor, span: Span, target: Grid, method: str = "nearest-e
 
 
 def thin_span_mask(mask: Tensor, span: Span, target: Grid, method: str = "nearest-exact") -> Tensor:
-    """Downsample a mask (..., N) over keys as the keys are.
+    """Downsample a mask over keys as the keys are. A mean (area, blend) takes the mask of the token in its middle.
 
-    A mean (area, blend) takes the mask of the token in its middle.
+    Args:
+        mask: (…, N).
+        span: where the image's tokens lie.
+        target: the smaller grid.
+        method: one of `METHODS`.
     """
     _check(mask.shape[-1], span)
     if target == span.grid:

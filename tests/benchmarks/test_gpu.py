@@ -31,6 +31,7 @@ NOT_HERE = {  # what a device cannot do on the embedded host
         "fp16 beside a bare loop": "no model is loaded in fp16 on a CPU",
         "waits and idle time": "nothing waits for the CPU",
         "copies and overlap": "weights are on the CPU already",
+        "pinned memory": "copies to the CPU need no pinned memory",
         "a preview in mid-run": "a CPU's memory is everyone's",
         "memory that runs out": "a CPU's memory is everyone's",
         **dict.fromkeys(PAGED, "ComfyUI pages no model that computes on the CPU"),

@@ -9,6 +9,7 @@ from typing import Any
 
 from browsing import Editor
 from serving import PATIENCE, ROOT
+from templates_dialog import choose as choose_template
 from test_browser_dataset import choose, drop
 from test_browser_training import begins_at_the_first_step, reached
 from test_browser_workflows import look_at
@@ -40,22 +41,10 @@ def make(editor: Editor, place: Path, own: Path) -> None:
 
 
 def opens_the_template(editor: Editor) -> None:
-    """Templates, and the template by its title: in the search, as 1.27 draws no more than the first dozen at once."""
+    """Templates, and the template by its title."""
     editor.clear()
-    editor.page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
-    heading = editor.page.get_by_role("heading", name=TEMPLATE, exact=True)
-    search = editor.page.get_by_role("dialog").get_by_placeholder("Search").first
-    search.wait_for()
-    every = editor.page.get_by_role("dialog").get_by_text("All Templates", exact=True)
-    if every.count():
-        every.first.click()  # on its first start the editor shows ComfyUI's own templates for beginners alone
-    search.fill(TEMPLATE)
-    dialog = editor.page.get_by_role("dialog").filter(has=heading)
-    dialog.locator(heading).first.wait_for()
-    editor.settle()  # the list is drawn anew with what is found
-    dialog.locator(heading).first.click()
+    choose_template(editor, TEMPLATE)
     editor.page.wait_for_function("(title) => app.graph.nodes.some((node) => node.title === title)", arg=BLUEPRINT)
-    dialog.wait_for(state="detached")
 
 
 def drops_a_folder(editor: Editor, own: Path) -> str:

@@ -24,7 +24,7 @@ from browsing import Editor, browser_path
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "web" / "docs"
-WORKFLOW = ROOT / "example_workflows" / "Teach the demo model a new word.json"
+WORKFLOW = ROOT / "demo" / "every_node.json"
 MARGIN = 12  # pixels around a node
 ROWS = {
     "version": 1,

@@ -1,7 +1,11 @@
+const PREVIEW = 226 // by which the editor makes a sampler higher while it draws
+const RIM = 5 // of a node, under which a wire may touch it
+
 /**
  * What is wrong with how the graph that is shown is laid out and drawn: nodes that lie over others or over the edge of a
- * group, groups over groups, and texts of a node (title, labels of settings and sockets) that are cut, leave the node or
- * lie over each other. Returns [what].
+ * group, also when a sampler has grown by its preview, groups over groups, wires that the canvas has drawn under nodes, and
+ * texts of a node (title, labels of settings and sockets) that are cut, leave the node or lie over each other. Returns
+ * [what].
  */
 export function measureGraph(modern) {
   const { canvas } = window.app
@@ -16,12 +20,13 @@ export function measureGraph(modern) {
   const boxOf = (node) => {
     const [x, y] = node.pos
     const title = LiteGraph.NODE_TITLE_HEIGHT
-    const box = { left: x, top: y - title, right: x + node.size[0], bottom: y + node.size[1] }
+    const grown = node.type.startsWith('KSampler') ? node.computeSize()[1] + PREVIEW : 0
+    const box = { left: x, top: y - title, right: x + node.size[0], bottom: y + Math.max(node.size[1], grown) }
     if (node.flags.collapsed) return { ...box, right: x + node._collapsed_width, bottom: y }
     const seen = modern && drawn(node)?.getBoundingClientRect()
     if (!seen?.width) return box
     const { scale } = canvas.ds
-    return { ...box, right: x + seen.width / scale, bottom: box.top + seen.height / scale }
+    return { ...box, right: x + seen.width / scale, bottom: Math.max(box.bottom, box.top + seen.height / scale) }
   }
   const groupBox = ({ pos, size }) => ({ left: pos[0], top: pos[1], right: pos[0] + size[0], bottom: pos[1] + size[1] })
   const within = (inner, outer) =>
@@ -54,6 +59,35 @@ export function measureGraph(modern) {
     if (width > frame.right - frame.left) wrong.push(`the title of ${frame.what} is wider than it: ${width}`)
   }
 
+  // --- wires of the classic canvas --------------------------------------------------------------------------------------
+
+  const pointsAround = ({ left, top, right, bottom }) => {
+    const points = []
+    for (let x = left + RIM; x < right - RIM; x += 2) points.push([x, top + RIM], [x, bottom - RIM])
+    for (let y = top + RIM; y < bottom - RIM; y += 2) points.push([left + RIM, y], [right - RIM, y])
+    return points
+  }
+  const pathsOf = (link, graph) => {
+    const paths = [link.path]
+    for (let dot = graph.reroutes?.get(link.parentId); dot; dot = graph.reroutes.get(dot.parentId)) paths.push(dot.path)
+    return paths.filter(Boolean)
+  }
+  const lookAtWires = (graph) => {
+    const pen = document.createElement('canvas').getContext('2d')
+    pen.lineWidth = 4
+    const links = [...graph.links.values()]
+    for (const node of graph.nodes) {
+      const points = pointsAround(boxOf(node))
+      for (const link of links) {
+        if ([link.origin_id, link.target_id].includes(node.id)) continue
+        const isUnder = pathsOf(link, graph).some((path) => points.some(([x, y]) => pen.isPointInStroke(path, x, y)))
+        const [from, to] = [link.origin_id, link.target_id].map((id) => graph.getNodeById(id))
+        if (isUnder && from && to) wrong.push(`a wire from ${named(from)} to ${named(to)} passes under ${named(node)}`)
+      }
+    }
+    return links.filter((link) => pathsOf(link, graph).length).length
+  }
+
   // --- texts of the classic canvas --------------------------------------------------------------------------------------
 
   /** A pen that notes the texts that are drawn with it: [{text, left, right, top, bottom}]. */
@@ -76,7 +110,7 @@ export function measureGraph(modern) {
   const labelOf = ({ label, localized_name: local, name }) => label ?? local ?? name
   const isCut = (text, labels) => {
     const begun = text.replace(/(…|\.\.\.)$/, '')
-    return begun !== text && !labels.includes(text) && labels.some((label) => label.startsWith(begun))
+    return begun && begun !== text && !labels.includes(text) && labels.some((label) => label.startsWith(begun))
   }
   const lookAtDrawing = (node) => {
     const { pen, noted } = notingPen()
@@ -109,14 +143,16 @@ export function measureGraph(modern) {
       const isHidden = !one.checkVisibility({ visibilityProperty: true, opacityProperty: true })
       if (isHidden || one.closest('.graft') || getComputedStyle(one).display === 'inline') continue
       const isWide = one.scrollWidth > one.clientWidth + 1 && getComputedStyle(one).overflowX !== 'visible'
-      if (isWide)
-        {wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)}
+      if (isWide) {
+        wrong.push(`cut in ${named(node)}: ${one.textContent.trim()} (${one.clientWidth} of ${one.scrollWidth})`)
+      }
     }
     return texts.length
   }
 
   const { graph } = canvas
   lookAtPlaces({ nodes: graph.nodes, groups: graph.groups ?? graph._groups })
+  const wires = modern ? 0 : lookAtWires(graph)
   const texts = graph.nodes.map((node) => (modern ? lookAtElements(node) : lookAtDrawing(node)))
-  return { wrong: [...new Set(wrong)], texts: texts.reduce((sum, one) => sum + one, 0) }
+  return { wrong: [...new Set(wrong)], wires, texts: texts.reduce((sum, one) => sum + one, 0) }
 }

@@ -26,6 +26,7 @@ from browsing import Editor, browser_path
 
 ROOT = Path(__file__).resolve().parents[2]
 TEMPLATES = ROOT / "example_workflows"
+EVERY_NODE = ROOT / "demo" / "every_node.json"  # which is exported, and has no picture
 EXPORTS = ROOT / "tests" / "headless" / "examples"
 WIDTH, MARGIN = 1280, 40  # pixels of a thumbnail, and what is left around the graph in it
 LARGEST = 1600  # pixels of the page, which is as high as the graph needs
@@ -45,7 +46,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--run", action="store_true")
     parser.add_argument("titles", nargs="*")
     given = parser.parse_args(arguments)
-    paths = [path for path in sorted(TEMPLATES.glob("*.json")) if not given.titles or path.stem in given.titles]
+    every = [EVERY_NODE, *sorted(TEMPLATES.glob("*.json"))]
+    paths = [path for path in every if not given.titles or path.stem in given.titles]
     with tempfile.TemporaryDirectory() as folder:
         place = given.place or Path(folder)
         (place / "input").mkdir(exist_ok=True)
@@ -79,6 +81,8 @@ def draw(address: str, paths: list[Path], run: bool) -> None:
             editor.clear()
             editor.load(json.loads(path.read_text(encoding="utf-8")))
             export(editor, path)
+            if path == EVERY_NODE:
+                continue
             if run:
                 editor.queue()
                 editor.page.wait_for_function(SAVED, timeout=900_000)

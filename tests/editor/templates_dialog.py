@@ -19,6 +19,24 @@ def pack_of(editor: Editor) -> str:
     return editor.do("() => LiteGraph.registered_node_types.TrainStep.nodeData.python_module.split('.').pop()")
 
 
+def choose(editor: Editor, title: str) -> None:
+    """Open a template by its title, in the search: front end 1.27 draws no more than the first dozen at once."""
+    editor.page.locator(".side-tool-bar-container").get_by_text("Templates", exact=True).click()
+    heading = editor.page.get_by_role("heading", name=title, exact=True)
+    search = editor.page.get_by_role("dialog").get_by_placeholder("Search").first
+    search.wait_for()
+    every = editor.page.get_by_role("dialog").get_by_text("All Templates", exact=True)
+    if every.count():
+        every.first.click()  # on its first start the editor shows ComfyUI's own templates for beginners alone
+    search.fill(title)
+    dialog = editor.page.get_by_role("dialog").filter(has=heading)
+    dialog.locator(heading).first.wait_for()
+    editor.page.wait_for_timeout(500)  # the list is drawn anew with what is found
+    dialog.locator(heading).first.click()
+    dialog.wait_for(state="detached")
+    editor.settle()
+
+
 def are_found(editor: Editor) -> None:
     """By the search, and with all others of the pack under its name; front end 1.27 has only the search.
 

@@ -336,11 +336,7 @@ def test_a_workflow_of_the_first_version_opens_with_defaults_for_what_came_since
     editor.clear()
     editor.load(saved)
     prompt = editor.prompt()
-    now = json.loads(
-        (ROOT / "tests" / "headless" / "examples" / "Teach the demo model a new word.api.json").read_text(
-            encoding="utf-8"
-        )
-    )
+    now = json.loads((ROOT / "tests" / "headless" / "examples" / "every_node.api.json").read_text(encoding="utf-8"))
     since = {
         "EMAMerge": {"algebra", "rank", "search_tries", "search_seed"},
         "TrainStep": {"keep", "snapshot_minutes", "tensorboard"},

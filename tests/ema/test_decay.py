@@ -11,6 +11,7 @@ from graft_nodes.ema.decay import (
     decay_over,
     gamma_of_width,
     parse_widths,
+    remarks,
 )
 
 
@@ -125,3 +126,23 @@ def test_an_update_over_several_steps_has_the_product_of_their_decays(schedule):
         steps = [past for past in (step - 2, step - 1, step) if past >= 1]
         expected = math.prod(decay_at(EMASettings(schedule, 0.9), past, 40) for past in steps)
         assert decay_over(settings, step, 40) == pytest.approx(expected, rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps", "said"),
+    [
+        ({"decay": 0.9999}, 250, "98% of the starting weights: lower decay to 0.9908 for 10%"),
+        ({"decay": 0.999}, 100, "90% of the starting weights: lower decay to 0.9772 for 10%"),
+        ({"decay": 0.999, "interval": 50}, 149, "90% of the starting weights"),
+        ({"decay": 0.999}, 1000, ""),
+        ({"decay": 0.9999, "schedule": "ramp"}, 250, ""),
+        ({"schedule": "target", "target": 0.9}, 250, ""),
+    ],
+)
+def test_an_average_that_cannot_move_in_so_few_steps_is_said(settings, steps, said):
+    """By the share of the starting weights that its own decays leave, step for step."""
+    ema = EMASettings(**settings)
+    left = math.prod(decay_over(ema, step, steps) for step in range(1, steps + 1) if step % ema.interval == 0)
+    found = remarks(ema, steps)
+    assert len(found) == bool(said) and said in " ".join(found)
+    assert not said or left > 0.5

@@ -24,6 +24,7 @@ SLIDER = "Train a slider"
 DECODER = "Repair a VAE's decoder"
 SAMPLES = "Train on images from the graph"
 FOLDERS = "Train on several folders"
+DRAWN = ["A stack of LoRAs, merged or bypassed", "Sample faster with ToDo"]
 REAL = sorted(path.stem for path in FOLDER.glob("Train a LoRA for *.json"))
 OUTPUTS = {"MODEL": 0, "CLIP": 1, "VAE": 2}  # of Demo Model
 
@@ -75,7 +76,7 @@ def fresh(host):
 
 def test_the_committed_templates_are_what_the_script_writes(host, script):
     written = script.templates(host.nodes.NODE_CLASS_MAPPINGS)
-    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, SAMPLES, FOLDERS, *REAL]
+    titles = [FIRST, LORAS, WORDS, PREFERENCE, DECODER, SLIDER, SAMPLES, FOLDERS, *DRAWN, *REAL]
     assert titles == sorted(written, key=titles.index)
     for title, document in written.items():
         committed = json.loads((FOLDER / f"{title}.json").read_text(encoding="utf-8"))
@@ -145,21 +146,24 @@ def test_the_first_template_teaches_the_word(host):
 
 @pytest.mark.parametrize("title", REAL)
 def test_a_missing_file_is_named_before_anything_runs(host, script, title):
+    """By the host, and for the editor's button and in the note with where to have it."""
     graph = graph_of(host, title)
     (family,) = (family for family in script.FAMILIES if title.endswith(f" {family.title}"))
     valid, _, _, node_errors = host.validate(json.loads(json.dumps(graph)))
     said = json.dumps(node_errors)
-    for _, values in family.files:
-        for name, file in values.items():
-            if name in script.FOLDERS:
-                assert f"{name}: '{file}' not in" in said
-                assert (
-                    file in json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
-                )
-    note = json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"][0]["widgets_values"][0]
-    if family.low_noise_model:
-        file = family.low_noise_model
-        assert f"unet_name: '{file}' not in" in said and f"models/diffusion_models/{file}" in note
+    nodes = json.loads((FOLDER / f"{title}.json").read_text("utf-8"))["nodes"]
+    note = nodes[0]["widgets_values"][0]
+    offered = {}
+    for node in nodes:
+        for model in node["properties"].get("models", ()):
+            assert model["name"] in node["widgets_values"] and model["url"].startswith("https://huggingface.co/")
+            assert model["url"].endswith(f"/{model['name']}")
+            offered[model["name"]] = model
+    files = {value for _, values in family.files for value in values.values() if value.endswith(".safetensors")}
+    assert set(offered) == files | ({family.low_noise_model} - {""})
+    for file, model in offered.items():
+        assert f"'{file}' not in" in said
+        assert f"`models/{model['directory']}/{file}` ([download]({model['url']}), " in note
     if family.training_only:
         assert f"no LoRA file '{family.training_only}'" in said and f"models/loras/{family.training_only}" in note
     assert not valid
@@ -361,41 +365,3 @@ def test_loras_are_measured_compared_and_drawn_at_the_first_click(host):
     assert max(cosines) - min(cosines) > 0.2, "the blocks differ, so there is something to see"
     assert 0.3 < max(cosines) < 0.9 and any(table["after"])
     assert (Path(host.models) / "loras" / "graft_demo" / "zorp.safetensors").is_file()
-
-
-def curve_of(start, end, parts=200):
-    """Points of a wire as the classic canvas draws it: a cubic Bézier whose handles are a quarter of its length."""
-    handle = math.dist(start, end) / 4
-    corners = (start, (start[0] + handle, start[1]), (end[0] - handle, end[1]), end)
-    for part in range(parts + 1):
-        t = part / parts
-        shares = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
-        yield tuple(sum(share * corner[axis] for share, corner in zip(shares, corners, strict=True)) for axis in (0, 1))
-
-
-def sockets_of(node):
-    """{("in" or "out", number): place} of a node's sockets without settings, as the classic canvas lays them out."""
-    (left, top), (width, _) = node["pos"], node["size"]
-    inputs = [number for number, one in enumerate(node.get("inputs", ())) if "widget" not in one]
-    places = {("in", number): (left + 10, top + 20 * (row + 0.7)) for row, number in enumerate(inputs)}
-    for number in range(len(node.get("outputs", ()))):
-        places["out", number] = (left + width - 9, top + 20 * (number + 0.7))
-    return places
-
-
-def test_no_wire_passes_behind_a_socket_that_is_not_its_own():
-    """It would seem to come from there, or to go there."""
-    document = json.loads((FOLDER / "Sample faster with ToDo.json").read_text(encoding="utf-8"))
-    sockets = {node["id"]: sockets_of(node) for node in document["nodes"]}
-    near = []
-    for _, origin, output, target, number, kind in document["links"]:
-        start, end = sockets[origin]["out", output], sockets[target]["in", number]
-        wire = list(curve_of(start, end))
-        for node, places in sockets.items():
-            for (side, slot), place in places.items():
-                if (side, node) in (("out", origin), ("in", target)):
-                    continue
-                distance = min(math.dist(place, point) for point in wire)
-                if distance < 20:
-                    near.append((kind, origin, target, "passes", side, slot, "of", node, distance))
-    assert document["links"] and not near

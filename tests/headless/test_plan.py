@@ -14,7 +14,7 @@ from graft_nodes.headless.command import main
 from graft_nodes.headless.embedded import WorkflowError
 from graft_nodes.host import memory_planning
 
-TEMPLATE = Path(__file__).resolve().parents[2] / "example_workflows" / "Teach the demo model a new word.json"
+TEMPLATE = Path(__file__).resolve().parents[2] / "demo" / "every_node.json"
 
 
 @pytest.mark.parametrize(

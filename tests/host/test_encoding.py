@@ -13,6 +13,7 @@ from graft_nodes.host.encoding import (
     literal_parts,
     prompt_for_clip,
     prompt_of,
+    skip_from_own_layer,
 )
 
 
@@ -114,3 +115,29 @@ def test_captions_without_brackets_ask_nothing():
     clip = _Clip()
     encode_captions(clip, ["plain"])
     assert clip.texts == ["plain"] and literal_of(r"a \o/ [b]") == r"a \o/ [b]"
+
+
+def encoder_with(*layers):
+    """A CLIP whose text encoders stop at these layers by themselves, None: the last."""
+    module = torch.nn.Module()
+    for number, layer in enumerate(layers):
+        part = torch.nn.Module()
+        part.options_default = ("last" if layer is None else "hidden", layer, True)
+        module.add_module(str(number), part)
+    return SimpleNamespace(cond_stage_model=module)
+
+
+@pytest.mark.parametrize(
+    ("layers", "from_last"),
+    [((None,), [0, 0, 2, 3, 4]), ((-2,), [0, 0, 3, 4, 5]), ((-2, -2), [0, 0, 3, 4, 5]), ((), [0, 0, 2, 3, 4])],
+    ids=["SD 1.x", "SD 2.x", "SDXL", "unknown"],
+)
+def test_clip_skip_as_everydream2_counts_it(layers, from_last):
+    """0 and 1 are the model's own layer, 2 is one further back: `--clip_skip` of the tweaking guide."""
+    clip = encoder_with(*layers)
+    assert [skip_from_own_layer(clip, skip) for skip in range(5)] == from_last
+
+
+def test_text_encoders_with_layers_of_their_own_have_no_common_clip_skip():
+    with pytest.raises(ValueError, match="use different layers by themselves, so CLIP skip from model's own layer"):
+        skip_from_own_layer(encoder_with(None, -2), 2)

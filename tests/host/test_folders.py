@@ -219,3 +219,23 @@ def test_limits_are_read_from_the_environment(monkeypatch, variable, limit, defa
         monkeypatch.setenv(variable, text)
         with pytest.raises(ValueError, match=f"{variable} is '{text}', expected a number of GB"):
             limit()
+
+
+def test_the_owner_of_a_comfyui_names_where_runs_and_files_go(place, monkeypatch):
+    assert folders.training_folder() == str(place / "output" / "graft")
+    assert folders.states_folder() == str(place / "output" / "graft_states")
+    assert folders.output_file("a/b", ".safetensors")[0].startswith(str(place / "output"))
+    for kind in ("graft_runs", "graft_states", "graft_files"):
+        folder_paths.add_model_folder_path(kind, str(place / kind))  # as extra_model_paths.yaml does
+    try:
+        assert folders.training_folder() == str(place / "graft_runs")
+        assert folders.states_folder() == str(place / "graft_states")
+        assert folders.previews_folder() == str(place / "output" / "graft")  # ComfyUI shows pictures from there alone
+        path, shown = folders.output_file("loras/b", ".safetensors")
+        assert path == str(place / "graft_files" / "loras" / "b_00001_.safetensors") and shown is None
+        for outside in ("../b", "/b", "C:/b", "a/../../b"):
+            with pytest.raises(ValueError, match="expected a name inside"):
+                folders.output_file(outside, ".safetensors")
+    finally:
+        for kind in ("graft_runs", "graft_states", "graft_files"):
+            del folder_paths.folder_names_and_paths[kind]

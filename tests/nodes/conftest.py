@@ -21,9 +21,11 @@ def build_unet(
     seed: int = 0,
     disable_dynamic: bool = False,
     file: torch.dtype | None = None,
+    blocks: int = 1,
+    context: int = 24,
 ) -> Any:
-    """A ModelPatcher around a UNet of the LDM layout (eps, 4 latent channels, context 24), from a file of a type of its
-    own if one is given.
+    """A ModelPatcher around a UNet of the LDM layout (eps, 4 latent channels), from a file of a type of its own if one
+    is given. With four levels, two `blocks` in each and a `context` of 768 its layers are named as SD 1.5's.
     """
     import comfy.latent_formats
     import comfy.model_base
@@ -34,12 +36,12 @@ def build_unet(
         "in_channels": 4,
         "out_channels": 4,
         "model_channels": channels,
-        "num_res_blocks": [1] * len(mult),
+        "num_res_blocks": [blocks] * len(mult),
         "channel_mult": list(mult),
-        "transformer_depth": list(depth),
-        "transformer_depth_output": [d for d in depth for _ in range(2)],
-        "transformer_depth_middle": depth[-1] or -1,
-        "context_dim": 24,
+        "transformer_depth": [d for d in depth for _ in range(blocks)],
+        "transformer_depth_output": [d for d in depth for _ in range(blocks + 1)],
+        "transformer_depth_middle": depth[-1] or (1 if blocks > 1 else -1),
+        "context_dim": context,
         "num_heads": 4,
         "num_head_channels": -1,
         "use_spatial_transformer": True,

@@ -2,8 +2,11 @@
 fingerprints.
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
+from graft_nodes.host.denoiser import describe_attention
 from graft_nodes.training.data.dataset import Conditioning, Dataset
 from graft_nodes.training.objective.loss import losses
 from graft_nodes.training.objective.settings import ObjectiveSettings
@@ -387,3 +390,19 @@ def test_tensors_in_lists_go_to_the_device(host):
     tensors = [found["reference_latents"][0], found["pair"][0], found["by name"]["b"][0], found["cross_attn"]]
     assert all(tensor.device.type == "meta" for tensor in tensors) and found["pair"][1] == "a"
     assert extras["reference_latents"][0].device.type == "cpu"
+
+
+def test_the_attention_is_the_one_that_computes(host, monkeypatch):
+    """EveryDream2's attn_type: the function that ComfyUI's blocks call, by its name there, and a node's override."""
+    from comfy.ldm.modules import attention
+
+    functions = [getattr(attention, name) for name in dir(attention) if name.startswith("attention_")]
+    model = SimpleNamespace(model_options={"transformer_options": {}})
+    for function in functions:
+        if callable(function):
+            monkeypatch.setattr(attention, "optimized_attention", function)
+            name = function.__name__.removeprefix("attention_")
+            assert describe_attention(model).startswith(f"attention: {name}, which ComfyUI chose when it started")
+    assert "replaces" not in describe_attention(model)
+    model.model_options["transformer_options"]["optimized_attention_override"] = lambda *_: None
+    assert describe_attention(model).endswith("; a node on this model replaces some of it")

@@ -944,6 +944,33 @@ def test_a_state_is_saved_with_its_metadata(host, small, monkeypatch):
         host.call("GraftSaveLoRA", state=State(), prefix="../loras/x")
 
 
+def test_a_file_of_at_most_a_size_is_read_whole_from_any_of_its_shards(host, small):
+    unet = small.unet()
+    lora = small.lora(unet, 5)
+    whole = host.call("GraftSaveLoRA", lora_model=lora, prefix="loras/whole", dtype="float32")[0]
+    given = {"lora_model": lora, "dtype": "float32", "max_shard_gb": os.path.getsize(whole) / 2.5e9}
+    first = host.call("GraftSaveLoRA", prefix="loras/parts", **given)[0]
+    folder, (name, _, end) = os.path.dirname(first), os.path.basename(first).rpartition("-00001-of-")
+    parts = sorted(file for file in os.listdir(folder) if file.startswith(f"{name}-"))
+    assert end.startswith("0000") and len(parts) == int(end[:5]) > 2
+    assert all(os.path.getsize(os.path.join(folder, part)) < os.path.getsize(whole) / 2 for part in parts)
+    from graft_nodes.patches.lora_files import open_file
+
+    expected, metadata = open_file.load(whole)
+    for part in parts:
+        path = os.path.join(folder, part)
+        found, said = open_file.load(path)
+        assert found.keys() == expected.keys() and all(torch.equal(found[key], expected[key]) for key in expected)
+        assert said["sshs_model_hash"] == metadata["sshs_model_hash"]
+        assert open_file.read_lora_header(path)[0].keys() == expected.keys()
+    version = open_file.file_version(first)
+    os.utime(os.path.join(folder, parts[-1]), ns=(0, 0))
+    assert open_file.file_version(first) != version
+    os.remove(os.path.join(folder, parts[-1]))
+    with pytest.raises(ValueError, match=f"{parts[-1]}: missing"):
+        open_file.load(first)
+
+
 def test_a_row_with_a_schedule(host, small):
     """On in the second half of sampling: the base before, the whole LoRA after, without anything loaded or computed in
     between.

@@ -7,8 +7,11 @@ import os
 
 import pytest
 import torch
+from graft_nodes.ema.decay import EMASettings, decay_at
 from safetensors.torch import load_file, save_file
 from torch import nn
+
+from .conftest import load
 
 LINEAR, CONV = "input_blocks.1.1.transformer_blocks.0.attn1.to_out.0", "input_blocks.1.0.out_layers.3"
 ALGORITHMS = {
@@ -166,9 +169,9 @@ def test_a_folder_of_peft(host, small, tmp_path, config, options, path):
     check(host, small, model, exact, "peft/adapter_model.safetensors")
 
 
-def as_diffusers(patcher):
+def as_diffusers(patcher, is_sd15=False):
     """(diffusers' own UNet with the patcher's weights, {name of a weight there: its name in the patcher's diffusion
-    model}).
+    model}); in SD 1.5's layout or in that of two small levels.
     """
     diffusers, single_file = (
         pytest.importorskip("diffusers"),
@@ -177,10 +180,15 @@ def as_diffusers(patcher):
     blocks = dict(
         down_block_types=["CrossAttnDownBlock2D"] * 2, up_block_types=["CrossAttnUpBlock2D"] * 2, layers_per_block=1
     )
+    channels, context = (32, 64), 24
+    if is_sd15:
+        down, up = ["CrossAttnDownBlock2D"] * 3 + ["DownBlock2D"], ["UpBlock2D"] + ["CrossAttnUpBlock2D"] * 3
+        blocks = dict(down_block_types=down, up_block_types=up, layers_per_block=2)
+        channels, context = (32, 64, 64, 64), 768
     unet = diffusers.UNet2DConditionModel(
         sample_size=8,
-        block_out_channels=(32, 64),
-        cross_attention_dim=24,
+        block_out_channels=channels,
+        cross_attention_dim=context,
         attention_head_dim=4,
         norm_num_groups=32,
         **blocks,
@@ -275,3 +283,37 @@ def test_a_file_of_diffusers(host, small, tmp_path, save, options):
     for theirs, weight in unet.state_dict().items():
         exact.model.diffusion_model.get_parameter(names[theirs]).data.copy_(weight)
     check(host, small, model, exact, "diffusers.safetensors")
+
+
+def test_an_average_of_loras_is_read_by_diffusers_and_its_ema_model(host, small, tmp_path):
+    """EMA Merge, Save LoRA with key format peft, fused by diffusers, saved in shards, and read by
+    EMAModel.from_pretrained: every parameter is Graft's, and the decay has the same settings.
+    """
+    training_utils = pytest.importorskip("diffusers.training_utils")
+    pytest.importorskip("peft")
+    model, files = small.unet(mult=(1, 2, 2, 2), depth=(1, 1, 1, 0), blocks=2, context=768), []
+    for number in range(2):
+        given = {"lora_model": small.lora(model, number), "names": "comfyui", "dtype": "float32"}
+        files.append(host.call("GraftSaveLoRA", prefix=f"loras/averaged{number}", **given)[0])
+        os.replace(files[-1], os.path.join(host.models, "loras", f"averaged{number}.safetensors"))
+    rows = [(f"averaged{number}.safetensors", 1.0, 1.0) for number in range(2)]
+    patched, _, average = host.call("EMAMerge", model=model, lora_stack=rows, profile="uniform")[:3]
+    path = host.call("GraftSaveLoRA", lora_model=average, names="peft", dtype="float32", prefix="loras/average")[0]
+    unet, names = as_diffusers(model, is_sd15=True)
+    kind, before = type(unet), {name: weight.clone() for name, weight in unet.named_parameters()}
+    unet.load_lora_adapter(load_file(path), prefix="unet")
+    unet.fuse_lora()
+    unet.unload_lora()
+    chosen = EMASettings("warmup", 0.9995, inv_gamma=2.0, power=0.75)
+    settings = {"decay": chosen.decay, "inv_gamma": chosen.inv_gamma, "power": chosen.power, "use_ema_warmup": True}
+    unet.register_to_config(**settings, min_decay=0.0, update_after_step=0, optimization_step=300)
+    unet.save_pretrained(tmp_path, max_shard_size="2MB")
+    read = training_utils.EMAModel.from_pretrained(tmp_path, kind, foreach=True)
+    load(patched)
+    ours = patched.model.diffusion_model
+    changed = []
+    for theirs, shadow in zip(before, read.shadow_params, strict=True):
+        torch.testing.assert_close(shadow, ours.get_parameter(names[theirs]).float().cpu(), rtol=1e-5, atol=1e-6)
+        changed.append(not torch.equal(before[theirs], shadow))
+    assert any(changed)
+    assert read.get_decay(301) == pytest.approx(decay_at(chosen, 301, 1000))

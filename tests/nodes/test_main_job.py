@@ -24,13 +24,16 @@ from safetensors.torch import load_file
 
 ROOT = Path(__file__).resolve().parents[2]
 BASE = ROOT / "demo" / "base.safetensors"
-STACK = "A stack of LoRAs, merged or bypassed"
+STACK = "example_workflows/A stack of LoRAs, merged or bypassed"
+
+
+EVERY_NODE = "demo/every_node"
 
 
 def graph_of(host, name):
-    """(API graph of a saved example, {title: node id})."""
+    """(API graph of a saved workflow, {title: node id})."""
     look_up = catalogue(host.nodes.NODE_CLASS_MAPPINGS, host.nodes.NODE_DISPLAY_NAME_MAPPINGS)
-    graph = workflow_file.read(str(ROOT / "example_workflows" / f"{name}.json")).graph(look_up)
+    graph = workflow_file.read(str(ROOT / f"{name}.json")).graph(look_up)
     assert workflow.check(graph, look_up) == []
     return graph, {workflow.title(graph, node_id): node_id for node_id in graph}
 
@@ -69,7 +72,7 @@ def file_digest(like):
 @pytest.fixture(scope="module")
 def trained(host):
     """the training example with 4 and 6 steps and two pictures, run once; what the nodes gave, and the graph."""
-    graph, titles = graph_of(host, "Teach the demo model a new word")
+    graph, titles = graph_of(host, EVERY_NODE)
     graph[titles["Train 100 steps"]]["inputs"]["steps"] = 4
     graph[titles["Train 150 more"]]["inputs"]["steps"] = 6
     graph[only(graph, "GraftTrainStart")]["inputs"]["run"] = "few steps"
@@ -85,7 +88,7 @@ def trained(host):
 @pytest.fixture(scope="module")
 def learned(host):
     """The same of the training example as it is."""
-    graph, titles = graph_of(host, "Teach the demo model a new word")
+    graph, titles = graph_of(host, EVERY_NODE)
     return {**run_whole(host, graph, titles), "file": only_file(host, "zorp")}
 
 

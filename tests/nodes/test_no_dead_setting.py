@@ -110,6 +110,8 @@ CASES: dict[str, dict[str, Case]] = {
         "frames": Case("5", {"GraftDataset": {"folder": "dead clips"}}, refused="this VAE encodes pictures only"),
         "frame_rate": Case(16.0, refused="no effect with frames of clips 0"),
         "clip_part": Case("chunk", refused="no effect with frames of clips 0"),
+        # the demo's own layer is the last, from where CLIP skip counts by default
+        "skip_from_own": Case(True, {"GraftDataset": {"clip_skip": 2}}, same=True),
     },
     "GraftAdapter": {
         "settings": Case(None),
@@ -176,6 +178,7 @@ CASES: dict[str, dict[str, Case]] = {
         "boundary": Case(0.7, EXPERT),
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
+        "pyramid_kind": Case("everydream2", {"GraftObjective": {"pyramid_noise": 0.5}}),
     },
     "GraftEMA": {
         "settings": Case(None),
@@ -254,6 +257,9 @@ CASES: dict[str, dict[str, Case]] = {
         "keep": Case("every", {"TrainStep": {"snapshot_every": 1}}, changes="files"),
         "snapshot_minutes": Case(1e-9, changes="snapshots"),
         "tensorboard": Case(True, changes="files"),
+        "log_every": Case(1000, {"TrainStep": {"tensorboard": True}}, changes="files"),
+        "keep_epochs": Case(1, changes="files"),
+        "keep_from": Case(1000, {"TrainStep": {"keep_epochs": 1}}, changes="files"),
         "switch_every": Case(1, PAIR, changes="loads"),
         "keep_every": Case(1, changes="files"),
         "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),

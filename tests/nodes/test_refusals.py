@@ -57,7 +57,7 @@ OPTIMIZER = {
     "fused_backward",
     "options",
 }
-OBJECTIVE = {"prior", "loss", "weighting", "min_timestep", "max_timestep", "expert", "boundary"}
+OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_timestep", "expert", "boundary"}
 EMA = {"interval", "snapshots", "widths", "switch_every"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
@@ -173,6 +173,12 @@ WRONG = [
         {"loss": "x0-mse", "weighting": "min-snr"},
         OBJECTIVE,
         "loss weighting min-snr is defined on the model's own objective; with loss function x0-mse use none",
+    ),
+    (
+        "GraftObjective",
+        {"offset_noise": -1.0},
+        OBJECTIVE,
+        "noise offset is -1, expected from 0 to 1. EveryDream2's zero_frequency_noise_ratio -1 is zero terminal SNR",
     ),
     (
         "GraftObjective",

@@ -32,6 +32,16 @@ IN_BLUEPRINTS = {
 
 # What people type into the node search, and the node that they mean.
 SEARCHES = {
+    "kohya": "GraftTrainStart",
+    "train sdxl": "GraftTrainStart",
+    "sdxl train": "GraftTrainStart",
+    "train flux": "GraftTrainStart",
+    "flux train": "GraftTrainStart",
+    "prodigy": "GraftOptimizer",
+    "gradient checkpointing": "GraftOptimizer",
+    "dpo": "GraftObjective",
+    "validation": "TrainStep",
+    "resume training": "GraftLoadState",
     "kontext": "GraftSamples",
     "image to video": "GraftSamples",
     "image folder": "GraftDataset",

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from graft_nodes.storage.digest import sha256_of_tensors
+from graft_nodes.training.store.names import NEWEST, newest_name
 from PIL import Image
 
 
@@ -81,3 +82,26 @@ def test_names_are_listed_and_kept_inside(host, parts):
         assert "plain folder name" in host.node("GraftLoadState").validate_inputs(name=name)
     record = json.loads(Path(host.output, "graft_states", "listed", "state.json").read_text(encoding="utf-8"))
     assert record["run"] == "listed" and record["step"] == 2 and record["begun_from"]["model"] == state.start.model
+
+
+@pytest.mark.parametrize("kind", ["lora", "full"])
+def test_the_newest_state_is_the_one_that_was_saved_last(host, parts, kind):
+    """EveryDream2's findlast: whatever the names, and whatever was saved before under the same name."""
+    state = _trained(host, parts, f"newest {kind}", kind=kind)
+    with pytest.raises(FileNotFoundError, match=r"there is no saved state in .* Save one with Save State first"):
+        newest_name(Path(host.output, "nothing"))
+    load = host.node("GraftLoadState")
+    root = Path(host.output, "graft_states")
+    for number, name in enumerate((f"zeta {kind}", f"alpha {kind}", f"zeta {kind}")):
+        host.call("GraftSaveState", state=state, name=name)
+        for record in root.glob("*/state.json"):
+            if record.parent.name == name:
+                os.utime(record, ns=(10**18, 10**18 + number))
+            elif kind not in record.parent.name:  # those of other tests
+                os.utime(record, ns=(0, 0))
+        assert newest_name(root) == name
+        assert load.fingerprint_inputs(name=NEWEST) == load.fingerprint_inputs(name=name)
+    assert NEWEST in load.define_schema().inputs[0].options and load.validate_inputs(name=NEWEST) is True
+    loaded = host.call("GraftLoadState", name=NEWEST, model=parts[0])[0]
+    assert loaded.step == state.step and loaded.average.keys() == state.average.keys()
+    assert all(torch.equal(loaded.average[name], state.average[name]) for name in state.average)

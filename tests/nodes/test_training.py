@@ -2,8 +2,10 @@
 left as it was.
 """
 
+import glob
 import hashlib
 import json
+import math
 import os
 import shutil
 from io import BytesIO
@@ -814,6 +816,35 @@ def test_tensorboard_files_hold_what_was_measured(host, pictures, run):
         values = {e.step: pytest.approx(e.value, rel=1e-6) for e in found.Scalars(name)}
         assert values == dict(rows[1:]) and list(values) == [2, 4]
     assert {"learning rate", "gradient norm", "steps a second"} <= set(found.Tags()["scalars"])
+
+
+def test_tensorboard_gets_a_point_every_few_steps(host, pictures, run):
+    """The mean of the losses since the last point, and what is measured in between at its own step."""
+    reader = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    given = {"validate_every": 2, "tensorboard": True, "log_every": 3}
+    captured = _run(host, _workflow(host, pictures, run, 7, **given), state=["10", 0])
+    state = captured["state"]
+    found = reader.EventAccumulator(os.path.join(host.output, "graft", run, "tensorboard", state.start.digest[:16]))
+    found.Reload()
+    losses = state.history.loss
+    means = [(3, sum(losses[:3]) / 3), (6, sum(losses[3:6]) / 3)]
+    assert [(e.step, e.value) for e in found.Scalars("loss")] == [
+        (step, pytest.approx(m, rel=1e-6)) for step, m in means
+    ]
+    assert [e.step for e in found.Scalars("learning rate")] == [3, 6]
+    assert [e.step for e in found.Scalars("held-out loss")] == [2, 4, 6]
+
+
+def test_states_stay_by_epochs_too(host, pictures, run):
+    captured = _run(host, _workflow(host, pictures, run, 10, keep_epochs=1, keep_from=2), state=["10", 0])
+    folder = os.path.join(host.output, "graft", run)
+    kept = {}
+    for path in glob.glob(os.path.join(folder, "*", "state.json")):
+        with open(path, encoding="utf-8") as file:
+            record = json.load(file)
+        kept[record["step"]] = record["kind"]
+    epoch = math.ceil(len(captured["state"].subject.dataset.images) / 2)  # images in a batch
+    assert kept == {**{step: "snapshot" for step in range(2 * epoch, 10, epoch)}, 10: "result"} and len(kept) > 2
 
 
 def test_tensorboard_shows_the_previews(host, pictures, run):

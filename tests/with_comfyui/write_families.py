@@ -30,16 +30,16 @@ COLUMNS = {  # name of a column: (heading, what a tick says)
         "Target layers",
         "each preset chooses the layers that the model's trainers train, and all of them learn",
     ),
-    "todo": ("Apply ToDo", "it thins the attention; `no`: it ends with an error that names the model, and why"),
+    "todo": ("Apply ToDo", "attention gets fewer keys; `no`: an error names the model and says why"),
     "tread": (
         "Apply TREAD",
-        "the blocks compute what whole blocks do in which skipping tokens are masked and put back; `no`: it ends with"
-        " an error that says why",
+        "the blocks compute the same as complete blocks in which the skipping tokens are masked and put back; `no`: an"
+        " error says why",
     ),
     "words": (
         "Train Words",
-        "the text encoders in which a word is trained, with the model's own tokenizers, by ComfyUI's names of them;"
-        " `no`: it ends with an error that says why",
+        "the text encoders in which a word can be trained with the model's own tokenizers, by ComfyUI's names; `no`:"
+        " an error says why",
     ),
     "recognized": ("Recognized", "a LoRA on the whole model is recognized as one for this family"),
 }
@@ -111,8 +111,8 @@ def document(hosts: Sequence[Host]) -> str:
         "",
         *(f"- **{heading}**: {meaning}." for heading, meaning in COLUMNS.values()),
         "",
-        f"{FAILED}: the test fails. {UNTRIED}: no test tries it. {NO_CLIPS}: a model of pictures, or of sound."
-        " A version that is not named has no such model.",
+        f"{FAILED}: the test fails. {UNTRIED}: no test tries it. {NO_CLIPS} in Clips: a model for pictures or sound."
+        " A version that is not listed does not have the model.",
         "",
         f"| {' | '.join(headings)} |",
         f"|{'---|' * len(headings)}",

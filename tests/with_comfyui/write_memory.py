@@ -28,70 +28,70 @@ DOCUMENT, QUICK_STARTS = ROOT / "docs" / "memory.md", ROOT / "docs" / "quick_sta
 SDXL, FLUX = "SDXL on 12 GB", "Flux on 12 GB"  # what the marks of the quick starts are called
 SIZES = (8, 12, 16, 24)
 COMMAND = "python -m graft_nodes.tests.with_comfyui.write_memory"
-INTRODUCTION = f"""# Memory: what fits on 8, 12, 16 and 24 GB
+INTRODUCTION = f"""# Memory: what fits in 8, 12, 16 and 24 GB
 
 What [Training Recipe](../web/docs/GraftRecipe.md) chooses for each model and card, with goal `subject`. **All of it
-is computed: no GPU has run this yet.** `{COMMAND}` writes this page. For your own model and card, look at the report
-of Training Recipe.
+is computed: none of it has run on a GPU yet.** `{COMMAND}` writes this page.
+For your own model and card, look at the report of Training Recipe.
 
 Each cell says how much memory a step takes, and what saves memory in it.
 """
 LEGEND = """- **checkpointing**: gradient checkpointing in Optimizer Settings. Slower, with the same result.
-- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights are in main memory,
-  which has to have room for them. As many blocks as fit are on the card too; of the others the block that computes and
-  the next one, which is copied meanwhile. Slower still, with the same result.
-- **adafactor**: the optimizer, in place of adamw. This one does change the result.
+- **layers in RAM**: offload to CPU memory `layers` in Optimizer Settings. The model's weights stay in main memory,
+  which must have room for them. As many blocks as fit are on the card too. Of the others, the card holds only the
+  block that computes and the next one, which is being copied. Slower still, with the same result.
+- **adafactor**: the optimizer, instead of adamw. This one does change the result.
 
 ## How it is computed
 
-- The models are ComfyUI's own classes at their published sizes. Their weights are in bf16, or in fp8 where it says so
-  (weight_dtype of Load Diffusion Model). Those that ComfyUI loads in fp16, as SDXL's, take the same: on a card they
-  are cast once to the type that is computed in, and their own values wait in CPU memory. Autograd keeps a copy of fp8
-  weights in that type, unless gradient checkpointing is on.
-- With ComfyUI's dynamic VRAM (0.33 and later, on NVIDIA cards), training works on a whole copy of the model in CPU
-  memory, which is read once and stays for as long as the model does.
-- A step takes the weights, the LoRA and its gradients, the optimizer's state, the average (EMA) and the activations.
-- A tenth of the card is left free. What other programs have on it is not counted.
-- The text encoder and the VAE are not counted, because Dataset is done with them before training begins.
-- The optimizer is adamw, because ComfyUI does not install bitsandbytes. If you do, the recipe takes adamw8bit, which
-  needs less.
+- The models are ComfyUI's own classes at their published sizes. Their weights are in bf16, or in fp8 where a row says
+  so (weight_dtype of Load Diffusion Model). Weights that ComfyUI loads in fp16, such as SDXL's, take the same: on a
+  card they are converted once to the type of the computation, and the original values stay in CPU memory. Autograd
+  keeps a copy of fp8 weights in that type, unless gradient checkpointing is on.
+- With ComfyUI's dynamic VRAM (0.33 and later, on NVIDIA cards), training works on a complete copy of the model in CPU
+  memory, which is read once and stays as long as the model does.
+- A step takes memory for the weights, the LoRA and its gradients, the optimizer's state, the average (EMA) and the
+  activations.
+- A tenth of the card stays free. The memory of other programs is not counted.
+- The text encoder and the VAE are not counted, because Dataset finishes with them before training begins.
+- The optimizer is adamw, because ComfyUI does not install bitsandbytes. If you install it, the recipe uses adamw8bit,
+  which needs less.
 - GB are 2^30 bytes.
-- These are estimates: a formula, whose activations are those that `plan` counts of these models. To plan a step of
-  your own workflow, tensor by tensor, before it trains:
+- These are estimates from a formula, with the activations that `plan` counts for these models. To plan a step of your
+  own workflow, tensor by tensor, before it trains:
 
       python -m graft_nodes plan WORKFLOW.json --memory 12GB
 
-  It says what the step takes by part, whether it fits, and what to change. Previews, validation and other programs are
-  not counted there either: [planning.md](planning.md).
+  It tells you what each part of the step takes, whether it fits, and what to change. Validation and other programs
+  are not counted there either: see [planning.md](planning.md).
 
-One figure has a measurement beside it: Qwen-Image in bf16 with checkpointing takes {qwen}, and musubi-tuner's
+One figure can be compared with a measurement: Qwen-Image in bf16 with checkpointing takes {qwen}, and musubi-tuner's
 documentation says 42 GB.
 """
 TIMES = """## How long a step takes
 
 **Computed, not measured.** The operations of a step are counted on ComfyUI's own classes, at the pixels of the first
-table and with the recipe's settings for the card: two for each multiply-add. A card is taken to do {utilization:.0%}
-of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
+table and with the recipe's settings for the card: two for each multiply-add. We assume that a card reaches
+{utilization:.0%} of its peak in bf16 products with float32 sums (tensor cores x 128 x clock):
 {peaks}.
-That share is a guess. Train Step's panel shows yours after the first steps. Where layers wait in RAM, the weights of
-those that do not fit are copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while it computes.
-The table has whichever takes longer.
-Loading, encoding and previews are not in it. Flux.1 was counted with few blocks of its full width and scaled up to its
-57; SDXL was counted whole.
+That share is a guess. Train Step's panel shows the real time after the first steps. If layers stay in RAM, the
+weights of those that do not fit are copied to the card twice in a step, over PCIe 4.0 x16 at {copied:.0f} GB/s, while
+it computes. The table shows whichever takes longer. Loading, encoding and previews are not included. Flux.1 was
+counted with few blocks of its full width and scaled up to its 57; SDXL was counted whole.
 """
 CLOSING = """## If it does not fit
 
-Training Recipe saves in this order, and no more than it must: gradient checkpointing; batch size 1 with gradient
-accumulation; the average in CPU memory; adafactor; layers in CPU memory; full-bf16; rank 8. Three more things help,
-which it leaves to you:
+Training Recipe saves memory in this order, and no more than it has to: gradient checkpointing; batch size 1 with
+gradient accumulation; the average in CPU memory; adafactor; layers in CPU memory; full-bf16; rank 8. It leaves three
+more things to you:
 
 - a lower resolution in Dataset;
 - the model in fp8;
-- Apply ToDo in front of Start Training, at 1024 pixels and above. It saves activations, and these tables do not count
+- Apply ToDo before Start Training, at 1024 pixels and above. It saves activations, and these tables do not count
   that.
 
-If memory runs out all the same, Train Step stops with a list of what needs less, the cheapest first. The state after
-the last complete step is kept.
+If memory still runs out, Train Step stops and lists what would save memory, the cheapest first. The state after the
+last complete step is kept.
 """
 HEADINGS = (
     "LoRA for",
@@ -268,11 +268,11 @@ def sentences() -> dict[str, str]:
     computed = "**Computed, not measured**: [memory.md](memory.md#how-long-a-step-takes) says how."
     return {
         SDXL: (
-            f"Expect a step to take {_gb(chosen(sdxl, 12).estimate.total)} of the card, and"
+            f"Expect a step to take {_gb(chosen(sdxl, 12).estimate.total)} on the card, and"
             f" {_expected('SDXL', sdxl, small)} or {_expected('SDXL', sdxl, large)}. {computed}"
         ),
         FLUX: (
-            f"Expect a step to take {_gb(chosen(flux, 12).estimate.total)} of the card, and"
+            f"Expect a step to take {_gb(chosen(flux, 12).estimate.total)} on the card, and"
             f" {_expected('Flux.1 dev', flux, small)}. From {fits} GB on the fp8 model stays on the card:"
             f" {_gb(chosen(flux, fits).estimate.total)}, and {_expected('Flux.1 dev', flux, large)}. {computed}"
         ),

@@ -64,20 +64,20 @@ def _section(result: Result) -> list[str]:
 
 INTRODUCTION = """# Files that trainers write
 
-What Graft and ComfyUI's own LoRA loader make of the files of each trainer.
+How Graft and ComfyUI's own LoRA loader read the files of each trainer.
 
-For every row the trainer's own module code makes a network with random numbers on a tiny model, and its own saver
-writes the file. Each layer then answers unit inputs: with the trainer's network on the model, with the file in each of
-Graft's patch modes, and with ComfyUI {comfyui}'s LoRA loader. diffusers' conversions of checkpoints tell which weight
+For every row, the trainer's own module code makes a network with random numbers on a tiny model, and its own saver
+writes the file. Each layer then gets unit inputs: with the trainer's network on the model, with the file in each of
+Graft's patch modes, and with ComfyUI {comfyui}'s LoRA loader. diffusers' checkpoint conversions tell us which weight
 is which.
 
-- **Layers**: how many the trainer's network changes.
-- **Merge, Bypass, Host**: the largest error of any weight or bias of the model in this patch mode. All are at most
+- **Layers**: the number of layers that the trainer's network changes.
+- **Merge, Bypass, Host**: the largest error of any weight or bias in this patch mode. All are at most
   {tolerance:.0e}; weights are about 0.1, and the files change them by as much.
-- **ComfyUI's own loader**: what it leaves unread, and how many layers then differ by more than {tolerance:.0e}.
+- **ComfyUI's own loader**: what it does not read, and how many layers then differ by more than {tolerance:.0e}.
 
-`python dev.py trainer-files` measures it and writes this page. Imports of a trainer that are not installed and that
-these files do not use are stood in for, as the sections say; its math never is.
+`python dev.py trainer-files` measures this and writes this page. Imports of a trainer that are not installed and that
+these files do not use are replaced by stand-ins, as the sections say; its math never is.
 """
 
 
@@ -139,10 +139,10 @@ SCALES = (
 SCALES_HEADING = ("Trainer", "File", "Alpha in the file", "Scale")
 SCALES_INTRODUCTION = """### Scales
 
-What each trainer multiplies the product of its factors by, read in its code. Where it is not alpha over the rank that
-the file shows (in **bold**), Graft takes it from the metadata: `ss_network_module` says who trained the file,
-`ss_network_dim`, `ss_network_alpha` and `ss_network_args` how. A file without them is read as alpha over its rank, and
-as 1 without a rank, which is how ComfyUI's own loader reads all of them.
+This is the scale by which each trainer multiplies the product of its factors, read from its code. If it is not alpha
+divided by the rank in the file (in **bold**), Graft takes it from the metadata: `ss_network_module` says who trained
+the file, and `ss_network_dim`, `ss_network_alpha` and `ss_network_args` say how. A file without metadata gets alpha
+divided by its rank, or 1 without a rank, as ComfyUI's own loader does for all files.
 """
 
 

@@ -24,19 +24,24 @@ def held_out_loss(
     lora: Mapping[str, Tensor] | None = None,
     numbers: Collection[int] | None = None,
 ) -> float | None:
-    """The held-out loss of a LORA_MODEL of the run's own kind, or of the state's last weights, as Train Step measures
-    it.
+    """The held-out loss of a run's weights, as Train Step measures it. The model is left as it was.
 
-    `numbers` are the held-out pictures that count, all if None. The loss is None without held-out pictures. The model
-    is left as it was; raises ValueError when the LORA_MODEL is not of this run's layers.
+    Args:
+        state: the run.
+        denoiser: its model.
+        dataset: with the pictures that are held out.
+        lora: a LORA_MODEL of the run's own kind; None is the state's last weights.
+        numbers: the held-out pictures that count; None is all.
+
+    Returns:
+        None without held-out pictures.
+
+    Raises:
+        ValueError: when the LORA_MODEL is not of this run's layers.
     """
     trained = state.trained
     if lora is not None:
-        if state.base is not None and state.start.adapter.full_weights:
-            base = state.base()
-        else:
-            base = None
-        trained = read_lora(lora, state.start.adapter, base)
+        trained = read_lora(lora, state.start.adapter, state.base_of_differences())
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
     with torch.inference_mode(False):

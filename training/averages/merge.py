@@ -34,7 +34,20 @@ class MergedAverage:
 
 
 def shares_of(sources: Sources, profile: str, width: float, weights: str) -> tuple[tuple[float, ...], list[str]]:
-    """(the share of each file, lines for the report); raises ValueError when the files cannot have such an average."""
+    """The share of each file in an average.
+
+    Args:
+        sources: the files.
+        profile: the averaging profile.
+        width: the relative width, for profiles that have one.
+        weights: the text of weights, for that profile.
+
+    Returns:
+        (shares, lines for the report).
+
+    Raises:
+        ValueError: when the files cannot have such an average.
+    """
     count = len(sources.files)
     if profile == "latest":
         return (*(0.0,) * (count - 1), 1.0), [f"latest: {sources.files[-1].name}"]
@@ -83,9 +96,16 @@ def merge_files(
     rank: int = 0,
     base: Callable[[], Mapping[str, Tensor]] | None = None,
 ) -> MergedAverage:
-    """Average files with the shares of `profile`. A file whose share is 0 is not opened.
+    """Average files with the shares of a profile. A file whose share is 0 is not opened.
 
-    `base` returns the model's own weights; checkpoints are saved as differences from them.
+    Args:
+        sources: the files.
+        profile: the averaging profile.
+        width: the relative width, for profiles that have one.
+        weights: the text of weights, for that profile.
+        algebra: factors, products, or auto, which takes factors for files of one run.
+        rank: the largest rank of products; 0 keeps all.
+        base: returns the model's own weights; checkpoints are saved as differences from them.
     """
     shares, lines = shares_of(sources, profile, width, weights)
     return merge_with_shares(sources, shares, lines, algebra, rank, base, width if profile == "width" else None)
@@ -100,8 +120,16 @@ def merge_with_shares(
     base: Callable[[], Mapping[str, Tensor]] | None = None,
     width: float | None = None,
 ) -> MergedAverage:
-    """Average files with these shares, as `merged` does. The report begins with `lines`; `width` is drawn beside the
-    average.
+    """Average files with these shares.
+
+    Args:
+        sources: the files.
+        shares: of each.
+        lines: how the report begins.
+        algebra: factors, products, or auto, which takes factors for files of one run.
+        rank: the largest rank of products; 0 keeps all.
+        base: returns the model's own weights; checkpoints are saved as differences from them.
+        width: is drawn beside the average.
     """
     used, used_shares = _files_in_use(sources, shares)
     files, names = [file.load() for file in used.files], [file.name for file in used.files]
@@ -167,10 +195,7 @@ def _merge_loras(
     if algebra != "auto":
         method = algebra
     else:
-        if same_run and not rank:
-            method = "factors"
-        else:
-            method = "products"
+        method = "factors" if same_run and not rank else "products"
     result = average.average(files, shares, names, method, rank)
     ranks = ", ".join(map(str, result.ranks)) or "none"
     if result.algebra == "factors" and len(files) == 1:
@@ -269,9 +294,16 @@ def sweep(
     score: Callable[[Mapping[str, Tensor] | None], float | None],
     running: Mapping[str, Tensor],
 ) -> Sweep:
-    """Measure the held-out loss of every width.
+    """Measure the held-out loss of averages of several widths.
 
-    `score` returns the held-out loss of a LORA_MODEL (None: the last weights), or None without held-out images.
+    Args:
+        sources: a run's snapshots.
+        widths: relative widths.
+        score: returns the held-out loss of a LORA_MODEL (None: the last weights), or None without held-out images.
+        running: the run's EMA as a LORA_MODEL.
+
+    Raises:
+        ValueError: without held-out images.
     """
     last_loss = score(None)
     if last_loss is None:

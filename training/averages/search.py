@@ -58,10 +58,16 @@ class SearchedAverage:
 def search(
     sources: Sources, widths: Sequence[float], score: Score, halves: tuple[range, range], tries: int, seed: int
 ) -> SearchedAverage:
-    """Search the shares of a run's snapshots for the lowest held-out loss, from the best of `widths` on.
+    """Search the shares of a run's snapshots for the lowest held-out loss, from the best of some widths on. If the
+    result is worse than the best width on images that the search does not see, that width is taken.
 
-    `score` returns the held-out loss of a LORA_MODEL on some images; `halves` are the images that the search sees and
-    those that it does not. If the result is worse than the best width on the latter, that width is taken.
+    Args:
+        sources: the snapshots.
+        widths: relative widths to begin with.
+        score: returns the held-out loss of a LORA_MODEL on some images.
+        halves: the images that the search sees, and those that it does not.
+        tries: how many averages are tried at most.
+        seed: of the order in which directions are tried.
     """
     fits = [post_hoc.reconstruct(sources.profiles, width) for width in widths]
     if len(sources.files) < 2:
@@ -148,10 +154,17 @@ class _Snapshots:
 
 @torch.no_grad()
 def directions(files: Sequence[Mapping[str, Tensor]], start: Tensor, most: int) -> Tensor:
-    """Changes of the shares to search along, (at most `most`, files), float64; each adds up to 0.
+    """Changes of the shares to search along: the principal axes of the files' differences, those that change the
+    weights most first. Each is as long as changes the weights by half of what a file differs from the start, and at
+    most 1.
 
-    They are the principal axes of the files' differences, those that change the weights most come first. Each is as
-    long as changes the weights by half of what a file differs from the start, and at most 1.
+    Args:
+        files: tensors by name.
+        start: the shares to begin with (files,), float64.
+        most: how many at most.
+
+    Returns:
+        (at most `most`, files), float64; each adds up to 0.
     """
     numbers = torch.stack([_sample(file) for file in files])
     middle = start @ numbers
@@ -177,10 +190,17 @@ def _sample(file: Mapping[str, Tensor]) -> Tensor:
 
 
 def minimize(value: Callable[[Tensor], float], start: Tensor, steps: Tensor, tries: int, seed: int) -> Minimum:
-    """The lowest value found from `start` along `steps` in at most `tries` tries (Powell's method with parabolas).
+    """The lowest value found along some steps (Powell's method with parabolas).
 
-    A round goes along every step once, in an order drawn from `seed`, and then along what the round has changed, which
-    replaces the step that lowered the value most.
+    A round goes along every step once, in a drawn order, and then along what the round has changed, which replaces the
+    step that lowered the value most.
+
+    Args:
+        value: of a point.
+        start: the point to begin with (n,), float64.
+        steps: (m, n), float64.
+        tries: how often `value` is called at most.
+        seed: of the order of steps.
     """
     generator = torch.Generator().manual_seed(seed)
     tried = _Trials(value, tries)

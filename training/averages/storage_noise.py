@@ -39,7 +39,11 @@ class StorageNoise:
         self._energies -= self._energies.max().clone()
 
     def of(self, shares: Tensor) -> float:
-        """The rms rounding of the average with these shares (float64), as a share of its change."""
+        """The rms rounding of an average, as a share of its change.
+
+        Args:
+            shares: those of the files (files,), float64.
+        """
         averaged = torch.einsum("a,tab,b->t", shares, self._products, shares).clamp(min=_TINY)
         rounding = ROUNDING**2 * (self._squared @ shares.square())
         of_layers = torch.zeros_like(self._energies).index_add_(0, self._layers, rounding / averaged)

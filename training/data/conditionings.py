@@ -239,7 +239,7 @@ def _parts(conditioning: Conditioning) -> tuple[dict[str, Tensor], dict[str, Any
     return tensors, settings
 
 
-def _is_plain(value: Any) -> bool:
+def _is_plain(value: object) -> bool:
     """Whether a value survives JSON unchanged."""
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(entry) for key, entry in value.items())

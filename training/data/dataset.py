@@ -180,6 +180,11 @@ class DatasetImage:
             return tuple(length for part in self.parts for length in part)
         return tuple(self.latent.shape)
 
+    @property
+    def sides(self) -> str:
+        """Its width and height, such as 512x768: in pixels where they are known, else those of the latent."""
+        return "x".join(map(str, self.framing.target if self.framing else reversed(self.shape[1:][-2:])))
+
     def crop(self, number: int) -> ImageCrop:
         """The crop of that number; 0 is the first one."""
         if number:

@@ -62,24 +62,24 @@ def _read_resolution(value: Any) -> tuple[int, int]:
     return width, height
 
 
-def _read_area(value: Any) -> int:
+def _read_area(value: object) -> int:
     """The same as pixels."""
     return math.prod(_read_resolution(value))
 
 
-def _read_extension(value: Any) -> str:
+def _read_extension(value: object) -> str:
     if value not in _EXTENSIONS:
         raise ValueError(f"{' or '.join(_EXTENSIONS)}; rename the caption files")
     return str(value)
 
 
-def _read_comma(value: Any) -> str:
+def _read_comma(value: object) -> str:
     if not isinstance(value, str) or value.strip() != ",":
         raise ValueError("a comma, which separates tags here")
     return value
 
 
-def _read_folders(value: Any) -> tuple[str, ...]:
+def _read_folders(value: object) -> tuple[str, ...]:
     """One path, or a list of up to three."""
     paths = value
     if isinstance(value, str):
@@ -89,7 +89,7 @@ def _read_folders(value: Any) -> tuple[str, ...]:
     return tuple(read_text(path) for path in paths)
 
 
-def _read_target_frames(value: Any) -> str:
+def _read_target_frames(value: object) -> str:
     """A list of numbers of frames, as the text of the node's input."""
     numbers = read_whole_numbers(1, MOST_LENGTH)(value)
     if not numbers:
@@ -105,7 +105,7 @@ def _read_only(*neutral: Any) -> Callable[[Any], Any]:
 def _read_without(reason: str, *neutral: Any) -> Callable[[Any], Any]:
     """The same, with the reason."""
 
-    def read(value: Any) -> Any:
+    def read(value: object) -> Any:
         if value not in neutral:
             raise ValueError(f"{shorten(neutral[0]).lower()}, as {reason}")
         return value
@@ -113,7 +113,7 @@ def _read_without(reason: str, *neutral: Any) -> Callable[[Any], Any]:
     return read
 
 
-def _read_framepack(value: Any) -> Any:
+def _read_framepack(value: object) -> Any:
     raise ValueError("nothing: it is for FramePack, which Graft does not train; take the key out")
 
 
@@ -253,7 +253,7 @@ class _Config:
             known[same] = number
             self._read_subset({**general, **own, **values}, f"{place} subset {number}")
 
-    def _table(self, table: Any, kind: str, place: str) -> dict[str, Any]:
+    def _table(self, table: object, kind: str, place: str) -> dict[str, Any]:
         """The checked values of a table."""
         if not isinstance(table, dict):
             self.errors.append(f"{place} is {shorten(table)}, expected a table")

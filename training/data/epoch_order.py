@@ -9,6 +9,7 @@ import math
 import weakref
 from bisect import bisect_right
 from collections import Counter
+from fractions import Fraction
 from typing import NamedTuple
 
 import torch
@@ -28,6 +29,14 @@ class _Epoch(NamedTuple):
     indices: Tensor
     begins: Tensor
     ends: Tensor
+
+
+class SmallBatch(NamedTuple):
+    """A batch of an epoch that is not full: its number of images, the batch size, and one of its images."""
+
+    count: int
+    batch_size: int
+    image: DatasetImage
 
 
 class EpochOrder:
@@ -63,6 +72,18 @@ class EpochOrder:
                 phase = index * _GOLDEN_RATIO % 1.0
             times.append(math.floor((epoch + 1) * repeats + phase) - math.floor(epoch * repeats + phase))
         return times
+
+    def small_batches(self, dataset: Dataset, epoch: int) -> list[SmallBatch]:
+        """The batches of an epoch that are not full."""
+        found = []
+        sizes: Counter[int] = Counter()
+        for group, count in zip(self._groups, self.times(epoch), strict=True):
+            sizes[group] += count
+        for group, size in sorted(sizes.items()):
+            if size % self._batch_sizes[group]:
+                image = dataset.images[self._groups.index(group)]
+                found.append(SmallBatch(size % self._batch_sizes[group], self._batch_sizes[group], image))
+        return found
 
     def _group_sizes(self, times: list[int]) -> list[tuple[int, int]]:
         """(images, batch size) of each group that has any images, in the groups' order."""
@@ -138,6 +159,26 @@ def batches_per_epoch(dataset: Dataset, batch_size: int) -> int:
     if dataset.regularization is not None and _most_regularization(dataset, batch_size) == 0:
         return math.ceil(count / (1 - dataset.regularization_share))
     return count
+
+
+def small_batches(dataset: Dataset, batch_size: int) -> list[SmallBatch]:
+    """The batches of the first epoch that are not full, without their regularization images."""
+    order = _epoch_order(dataset, batch_size - regularization_count(dataset, batch_size), 0, "order")
+    return order.small_batches(dataset, 0)
+
+
+def steps_per_epoch(dataset: Dataset, batch_size: int, accumulation: int) -> Fraction:
+    """Steps that show every image (and repeat) once, which may end within a step."""
+    return Fraction(batches_per_epoch(dataset, batch_size), accumulation)
+
+
+def ends_epoch(step: int, epoch: Fraction, every: int, first: int = 0) -> bool:
+    """Whether one in `every` epochs, from the `first` on, ends with a step. An epoch of so many steps may end within
+    one, and then ends with it; several may.
+    """
+    before, now = math.floor((step - 1) / epoch), math.floor(step / epoch)
+    newest = now - now % every
+    return newest > before and newest >= first
 
 
 def batch_sizes(dataset: Dataset, batch_size: int) -> list[int]:

@@ -11,7 +11,7 @@ from . import clip_files, clip_parts, images, wildcards
 from .folder_settings import FolderSettings, read_frames
 from .layouts import registry
 from .layouts.layout import looks_like_repeats
-from .listing import ImageEntry, first_names, unique_images
+from .listing import ImageEntry, count_names, first_names, unique_images
 from .tags import TRIGGERS, has_choices
 
 _MOST_DUPLICATES = 5  # lines of one kind
@@ -42,28 +42,25 @@ def write_notes(folder: Path, settings: FolderSettings, counts: Counts, entries:
     """Lines for the report."""
     entries = unique_images(entries)
     lines = [f"{count} left out {reason}" for reason, count in sorted(counts.left_out.items()) if count]
-    if counts.too_small:
-        names = first_names(counts.too_small)
-        lines.append(f"{len(counts.too_small)} left out, smaller than their bucket (small: skip): {names}")
+    lines += count_names(counts.too_small, "left out, smaller than their bucket (small: skip)")
     if counts.fallbacks:
         lines.append(f"{counts.fallbacks} {registry.find_layouts(settings.captions)[0].fallback_note}")
-    lines += _class_words(settings, counts, entries)
-    if counts.more_lines:
-        lines.append(
-            f"{len(counts.more_lines)} captions have more than one line, and only the first is used, as in kohya's"
-            f" scripts (wildcards: true in filters draws one of them): {first_names(counts.more_lines)}"
-        )
-    lines += _separators(entries)
-    lines += _unused_triggers(settings, entries)
-    lines += _note_cut_images(entries)
-    lines += _other_shapes(counts)
-    lines += _alpha_masks(counts)
-    if counts.conditions:
-        lines.append(
-            f"{len(counts.conditions)} conditioning pictures of OneTrainer (-condlabel) are left out:"
-            f" {first_names(counts.conditions)}; to train with them, choose in control pictures how the model takes"
-            " them"
-        )
+    lines += _captions(settings, counts, entries)
+    cut = [entry.name for entry in entries if entry.framings[0].kept < 0.5]
+    lines += count_names(cut, "lose more than half of the picture to the shape of their bucket")
+    lines += count_names(
+        list(dict.fromkeys(counts.other_shapes)),
+        "control pictures have another shape than their images, so they are not cropped with them",
+    )
+    lines += count_names(
+        list(dict.fromkeys(counts.alpha_masks)),
+        "mask files have one color, as black, and their shape in transparency, which is read as the mask",
+    )
+    lines += count_names(
+        counts.conditions,
+        "conditioning pictures of OneTrainer (-condlabel) are left out",
+        "; to train with them, choose in control pictures how the model takes them",
+    )
     lines += _clips(folder, settings, counts, entries)
     lines += _note_unread_files(folder)
     lines += _folder_repeats(folder, entries)
@@ -74,79 +71,44 @@ def write_notes(folder: Path, settings: FolderSettings, counts: Counts, entries:
     return lines + counts.settings_notes
 
 
-def _class_words(settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
-    names = [entry.name for entry in entries if entry.name in counts.class_words]
-    if not names:
-        return []
+def _captions(settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
+    """What captions are made of, and what of them is not followed."""
     where = "class folder, as kohya's 10_name says name"
     if settings.subset is not None:
         where = "class_tokens"
-    return [f"{len(names)} captions are the words of their {where}, where no file has one: {first_names(names)}"]
-
-
-def _separators(entries: Sequence[ImageEntry]) -> list[str]:
-    names = [entry.name for entry in entries if entry.caption.shows_separator]
-    if not names:
-        return []
-    return [
-        f"keep_separator is part of {len(names)} captions, as in kohya's scripts where no tags are shuffled or dropped:"
-        f" {first_names(names)}"
-    ]
-
-
-def _unused_triggers(settings: FolderSettings, entries: Sequence[ImageEntry]) -> list[str]:
-    if settings.filters.trigger:
-        return []
-    names = [entry.name for entry in entries if TRIGGERS[0] in entry.caption.plain]
-    if not names:
-        return []
-    return [f"{len(names)} captions have [trigger] as it is, as filters have no trigger: {first_names(names)}"]
-
-
-def _note_cut_images(entries: Sequence[ImageEntry]) -> list[str]:
-    """Which images lose more than half to the shape of their bucket."""
-    names = [entry.name for entry in entries if entry.framings[0].kept < 0.5]
-    if not names:
-        return []
-    return [f"{len(names)} lose more than half of the picture to the shape of their bucket: {first_names(names)}"]
-
-
-def _other_shapes(counts: Counts) -> list[str]:
-    names = list(dict.fromkeys(counts.other_shapes))
-    if not names:
-        return []
-    return [
-        f"{len(names)} control pictures have another shape than their images, so they are not cropped with them:"
-        f" {first_names(names)}"
-    ]
-
-
-def _alpha_masks(counts: Counts) -> list[str]:
-    names = list(dict.fromkeys(counts.alpha_masks))
-    if not names:
-        return []
-    return [
-        f"{len(names)} mask files have one color, as black, and their shape in transparency, which is read as the mask:"
-        f" {first_names(names)}"
-    ]
+    lines = count_names(
+        [entry.name for entry in entries if entry.name in counts.class_words],
+        f"captions are the words of their {where}, where no file has one",
+    )
+    lines += count_names(
+        counts.more_lines,
+        "captions have more than one line, and only the first is used, as in kohya's scripts (wildcards: true in"
+        " filters draws one of them)",
+    )
+    separators = [entry.name for entry in entries if entry.caption.shows_separator]
+    if separators:
+        lines.append(
+            f"keep_separator is part of {len(separators)} captions, as in kohya's scripts where no tags are shuffled or"
+            f" dropped: {first_names(separators)}"
+        )
+    if not settings.filters.trigger:
+        lines += count_names(
+            [entry.name for entry in entries if TRIGGERS[0] in entry.caption.plain],
+            "captions have [trigger] as it is, as filters have no trigger",
+        )
+    return lines
 
 
 def _clips(folder: Path, settings: FolderSettings, counts: Counts, entries: Sequence[ImageEntry]) -> list[str]:
     """What is trained of the clips, and which are left out."""
     if not settings.takes_clips:
-        names = [path.relative_to(folder).as_posix() for path in images.find_files(folder, clip_files.is_video)]
-        if not names:
-            return []
-        return [
-            f"{len(names)} clips are left out, as frames of clips is 0: {first_names(names)}; set it, to 17 for"
-            " example, to train a video model on them"
-        ]
-    lines = _note_rounded_frames(settings)
-    if counts.too_short:
-        lines.append(
-            f"{len(counts.too_short)} clips left out, shorter than {settings.frame_counts[0]} frames:"
-            f" {first_names(counts.too_short)}"
+        return count_names(
+            [path.relative_to(folder).as_posix() for path in images.find_files(folder, clip_files.is_video)],
+            "clips are left out, as frames of clips is 0",
+            "; set it, to 17 for example, to train a video model on them",
         )
+    lines = _note_rounded_frames(settings)
+    lines += count_names(counts.too_short, f"clips left out, shorter than {settings.frame_counts[0]} frames")
     if counts.without_rate:
         lines.append(
             f"frame rate does nothing to {len(counts.without_rate)} clips whose frames have no times of their own:"
@@ -172,30 +134,18 @@ def _note_unread_files(folder: Path) -> list[str]:
     """What lies in the folder and is not read: folders that are closed or linked, and pictures of other formats."""
     links, others = images.find_ignored(folder, images.OTHER_SUFFIXES)
     videos = images.find_ignored(folder, clip_files.OTHER_SUFFIXES)[1]
-    others_own = images.others_pictures(folder)
-    closed = images.closed_folders(folder)
-    lines: list[str] = []
-    if closed:
-        lines.append(f"{len(closed)} folders cannot be opened, so nothing in them is read: {first_names(closed)}")
-    if others_own:
-        lines.append(
-            f"{len(others_own)} thumbnails and pictures in the system's folders are left out: {first_names(others_own)}"
-        )
-    numbered = images.numbered_masks(folder)
-    if numbered:
-        lines.append(
-            f"{len(numbered)} numbered masks are not read: {first_names(numbered)}; a picture has one mask, so draw"
-            " them together as name-masklabel.png"
-        )
-    if links:
-        lines.append(
-            f"{len(links)} linked folders are not read: {first_names(links)}; copy them, or link the whole dataset"
-        )
-    if others:
-        lines.append(f"{len(others)} pictures of formats that are not read: {first_names(others)}; save them as PNG")
-    if videos:
-        lines.append(f"{len(videos)} clips of formats that are not read: {first_names(videos)}; save them as MP4")
-    return lines
+    return [
+        *count_names(images.closed_folders(folder), "folders cannot be opened, so nothing in them is read"),
+        *count_names(images.others_pictures(folder), "thumbnails and pictures in the system's folders are left out"),
+        *count_names(
+            images.numbered_masks(folder),
+            "numbered masks are not read",
+            "; a picture has one mask, so draw them together as name-masklabel.png",
+        ),
+        *count_names(links, "linked folders are not read", "; copy them, or link the whole dataset"),
+        *count_names(others, "pictures of formats that are not read", "; save them as PNG"),
+        *count_names(videos, "clips of formats that are not read", "; save them as MP4"),
+    ]
 
 
 def _folder_repeats(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
@@ -241,13 +191,10 @@ def _first_lines(lines: list[str]) -> list[str]:
 
 
 def _unused_wildcards(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
-    lines: list[str] = []
-    names = [entry.name for entry in entries if any(map(has_choices, entry.caption.texts))]
-    if names:
-        lines.append(
-            f"{len(names)} captions have {{a|b}} as it is; wildcards: true in filters makes choices of it:"
-            f" {first_names(names)}"
-        )
+    lines = count_names(
+        [entry.name for entry in entries if any(map(has_choices, entry.caption.texts))],
+        "captions have {a|b} as it is; wildcards: true in filters makes choices of it",
+    )
     if (folder / wildcards.FOLDER).is_dir():
         lines.append(
             f"{wildcards.FOLDER} is not used; with wildcards: true in filters __name__ is a line of its name.txt"

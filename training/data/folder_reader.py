@@ -274,11 +274,7 @@ class _FolderReader:
         lines = most_lines(self.filters.wildcards)
         if subset.metadata_file:
             self._metadata = MetadataCaptions.of_file(self.folder, Path(subset.metadata_file), lines)
-            self._selected, self._readers = (
-                (kohya_metadata_json.LAYOUT,),
-                [(kohya_metadata_json.LAYOUT, self._metadata)],
-            )
-            self._fallback = None
+            self._read_alone(kohya_metadata_json.LAYOUT, self._metadata)
         elif subset.listed:
             self._read_alone(kohya_txt.LAYOUT, ListedCaptions(subset.listed))
         elif subset.caption_extension:

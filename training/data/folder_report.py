@@ -18,7 +18,7 @@ from .dataset import Dataset
 from .file_names import printable
 from .folder_reader import FolderGlance
 from .folder_settings import FolderSource
-from .listing import FolderListing, ImageEntry, first_names, unique_images
+from .listing import FolderListing, ImageEntry, count_names, first_names, unique_images
 from .stored_latent import StoredLatent
 
 MOST_IMAGES = 500  # that the editor's data lists
@@ -129,10 +129,7 @@ def describe_together(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
     """What there is to say of several datasets as one."""
     trained, held_out = len(whole.images), len(whole.held_out)
     lines = [f"together {trained} images to train on, {held_out} held out, of {len(parts)} datasets"]
-    repeated = repeated_names(parts)
-    if repeated:
-        lines.append(f"{len(repeated)} images are in several of them and count in each: {first_names(repeated)}")
-    return lines
+    return lines + count_names(repeated_names(parts), "images are in several of them and count in each")
 
 
 def note_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
@@ -149,13 +146,10 @@ def note_unmeasured(parts: Sequence[Dataset], whole: Dataset) -> list[str]:
 def overlap(validation: Dataset, whole: Dataset) -> list[str]:
     """Which images of a validation folder are not measured, as they are trained on."""
     measured = {image.sha256 for image in whole.held_out}
-    names = [image.name for image in validation.images if image.sha256 not in measured]
-    if not names:
-        return []
-    return [
-        f"{len(names)} images of the validation folder are trained on too, so they are not measured:"
-        f" {first_names(names)}"
-    ]
+    return count_names(
+        [image.name for image in validation.images if image.sha256 not in measured],
+        "images of the validation folder are trained on too, so they are not measured",
+    )
 
 
 def _count_lines(listing: FolderListing) -> list[str]:
@@ -208,10 +202,8 @@ def _bucket_text(row: dict[str, Any]) -> str:
 
 
 def _size_and_mask_lines(listing: FolderListing) -> list[str]:
-    lines: list[str] = []
     enlarged = list(dict.fromkeys(entry.name for entry in listing.entries if entry.framings[0].enlarged))
-    if enlarged:
-        lines.append(f"{len(enlarged)} smaller than their bucket, enlarged: {first_names(enlarged)}")
+    lines = count_names(enlarged, "smaller than their bucket, enlarged")
     masks = [entry.mask for entry in unique_images(listing.entries) if entry.mask]
     if masks:
         lines.append(f"masks: {len(masks)}, {masks.count('alpha')} of them from transparency")
@@ -259,9 +251,7 @@ def _caption_lines(listing: FolderListing) -> list[str]:
     varying = sum(entry.caption.varies for entry in unique_images(listing.train))
     if varying:
         line += f", {varying} vary by draw"
-    if not missing:
-        return [line]
-    return [line, f"{len(missing)} without a caption, the empty caption is used: {first_names(missing)}"]
+    return [line, *count_names(missing, "without a caption, the empty caption is used")]
 
 
 def brackets(listing: FolderListing, weighted: bool) -> list[str]:

@@ -72,7 +72,8 @@ class FolderSettings:
         "resolution",
         512,
         "Trains at this resolution: no image has a larger area than this number squared. Use the size of the model:"
-        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory.",
+        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory. Above the model's own, lower the learning"
+        " rate: at 768 on SD1.x to half.",
         low=64,
         high=8192,
         step=8,
@@ -204,10 +205,7 @@ class FolderSettings:
         advanced=True,
         kohya="--clip_skip",
         onetrainer=("Clip Skip", "on SD 1.5 OneTrainer's 1 is Graft's 2: it counts skipped layers"),
-        everydream2=(
-            "--clip_skip",
-            "the same number on SD 1.x. On SD 2.x one more: EveryDream2 counts from the layer before the last",
-        ),
+        everydream2=("--clip_skip", "the same number, with CLIP skip from model's own layer on"),
     )
     validation: float = setting(
         "validation split",
@@ -344,6 +342,15 @@ class FolderSettings:
         " after the other. slide: a part every 10 frames. full: all of it, up to the most frames.",
         choices=clip_parts.WAYS,
         advanced=True,
+    )
+    skip_from_own: bool = setting(
+        "CLIP skip from model's own layer",
+        False,
+        "Counts CLIP skip from the layer that the model uses by itself, as EveryDream2 does: 0 and 1 change nothing,"
+        " 2 is one layer further back. Switch it on for its numbers on SD 2.x and SDXL, whose own layer is the one"
+        " before the last.",
+        advanced=True,
+        everydream2=("--clip_skip", "on"),
     )
     subset: ConfigSubset | None = None
     frame_step: int = 1  # of the VAE: it takes multiples of this and one more; 0: pictures only

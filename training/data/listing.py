@@ -198,3 +198,17 @@ def first_names(names: Sequence[str]) -> str:
     if len(names) > 5:
         text += " …"
     return text
+
+
+def count_names(names: Sequence[str], what: str, advice: str = "") -> list[str]:
+    """A report's line about some files: how many they are, what is with them, and the first of their names. No line
+    where there are none.
+
+    Args:
+        names: the files.
+        what: follows their number.
+        advice: follows their names.
+    """
+    if not names:
+        return []
+    return [f"{len(names)} {what}: {first_names(names)}{advice}"]

@@ -160,10 +160,7 @@ class Caption:
         if rules.moves_tags and rules.keep_separator and rules.keep_separator in text:
             pieces = [self._edit_text(piece) for piece in text.split(rules.keep_separator, 2)]
             return _Parts(pieces[0], pieces[1], pieces[2] if len(pieces) > 2 else [])
-        if rules.needs_tags:
-            tags = self._edit_text(text)
-        else:
-            tags = self._edit([(text, 1.0)])
+        tags = self._edit_text(text) if rules.needs_tags else self._edit([(text, 1.0)])
         return _Parts(tags[: rules.keep], tags[rules.keep :], [])
 
     def _edit_text(self, text: str) -> list[Tag]:

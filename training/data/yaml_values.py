@@ -68,7 +68,7 @@ _BRIEF = reprlib.Repr()
 _BRIEF.maxlevel = 2
 
 
-def shorten(value: Any) -> str:
+def shorten(value: object) -> str:
     """A wrong value for an error message, cut short."""
     text = _BRIEF.repr(value)
     if len(text) <= 80:
@@ -91,7 +91,7 @@ def read_whole_number(least: int, most: float = _INFINITY) -> Callable[[Any], in
     if most < _INFINITY:
         expected = f"a whole number from {least} to {most}"
 
-    def read(value: Any) -> int:
+    def read(value: object) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise ValueError(expected)
         return value
@@ -117,12 +117,12 @@ def read_number_from(least: float) -> Callable[[Any], float]:
     return lambda value: read_number(value, least)
 
 
-def read_chance(value: Any) -> float:
+def read_chance(value: object) -> float:
     """A probability."""
     return read_number(value, 0.0, 1.0)
 
 
-def read_flag(value: Any) -> bool:
+def read_flag(value: object) -> bool:
     """true or false."""
     if not isinstance(value, bool):
         raise ValueError("true or false")
@@ -132,7 +132,7 @@ def read_flag(value: Any) -> bool:
 def read_choice(*options: str) -> Callable[[Any], str]:
     """One of a few words."""
 
-    def read(value: Any) -> str:
+    def read(value: object) -> str:
         if value is False and "off" in options:
             return "off"  # YAML 1.1 reads a bare off as false
         if value not in options:
@@ -142,14 +142,14 @@ def read_choice(*options: str) -> Callable[[Any], str]:
     return read
 
 
-def read_text(value: Any) -> str:
+def read_text(value: object) -> str:
     """A text."""
     if not isinstance(value, str):
         raise ValueError("a text in quotes")
     return value
 
 
-def read_tags(value: Any) -> tuple[str, ...]:
+def read_tags(value: object) -> tuple[str, ...]:
     """A list of texts; numbers are taken as they are written, one text is a list of one."""
     if isinstance(value, str):
         value = [value]
@@ -158,7 +158,7 @@ def read_tags(value: Any) -> tuple[str, ...]:
     return tuple(str(tag) for tag in value)
 
 
-def read_replacements(value: Any) -> tuple[tuple[str, str], ...]:
+def read_replacements(value: object) -> tuple[tuple[str, str], ...]:
     """A mapping of texts to what replaces them."""
     if not isinstance(value, Mapping) or not all(isinstance(new, str | int | float) for new in value.values()):
         raise ValueError("lines of the form 'old': 'new'")
@@ -167,7 +167,7 @@ def read_replacements(value: Any) -> tuple[tuple[str, str], ...]:
     return tuple((str(old), str(new)) for old, new in value.items())
 
 
-def read_scores(value: Any) -> tuple[tuple[str, float], ...]:
+def read_scores(value: object) -> tuple[tuple[str, float], ...]:
     """A mapping of tags to numbers."""
     if not isinstance(value, Mapping):
         raise ValueError("lines of the form tag: number")
@@ -183,7 +183,7 @@ def read_whole_numbers(least: int | None = None, most: int | None = None) -> Cal
     if least is not None and most is not None:
         expected += f" from {least} to {most}"
 
-    def read(value: Any) -> tuple[int, ...]:
+    def read(value: object) -> tuple[int, ...]:
         if not isinstance(value, list):
             raise ValueError(expected)
         for number in value:
@@ -196,7 +196,7 @@ def read_whole_numbers(least: int | None = None, most: int | None = None) -> Cal
     return read
 
 
-def read_encoding(value: Any) -> str:
+def read_encoding(value: object) -> str:
     """The name of a text encoding."""
     try:
         name = codecs.lookup(read_text(value)).name

@@ -84,13 +84,20 @@ class Unit(nn.Module):
 def shard(
     module: nn.Module, device: torch.device, group: SingleProcess, compute_dtype: torch.dtype | None = None
 ) -> Iterator[Reduction]:
-    """A context in which each rank keeps only its rows of every parameter of `module`, on `device`.
+    """A context in which each rank keeps only its rows of every parameter. Afterwards attributes, hooks and parameters
+    are as they were.
 
-    It yields how their gradients are summed.
+    Args:
+        module: the model. Its parameters may be on another device before: they are moved and sharded block by block.
+        device: where the rows lie.
+        group: the processes.
+        compute_dtype: what blocks compute in if trained parameters have another type.
 
-    Parameters may be on another device before: they are moved and sharded block by block. `compute_dtype` is what
-    blocks compute in if trained parameters have another type. Afterwards attributes, hooks and parameters are as they
-    were. Raises ValueError for weights that cannot be sharded.
+    Yields:
+        How their gradients are summed.
+
+    Raises:
+        ValueError: for weights that cannot be sharded.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -164,11 +171,17 @@ def shard_trainable(
     device: torch.device,
     group: SingleProcess,
 ) -> Iterator[tuple[dict[str, nn.Parameter], Reduction]]:
-    """Within this context `module` computes with whole weights that are trained, sharded as in `sharded`. Yields the
-    parameters by name, which receive the gradients, and how these are summed.
+    """A context in which a model computes with whole weights that are trained, sharded as in `shard`.
 
-    `whole` are the weights as the run begins, on the CPU and float32; `live` are this rank's rows of them as they are
-    now, and become the memory that the model computes with.
+    Args:
+        module: the model.
+        whole: the weights as the run begins, by name, float32 on the CPU.
+        live: this rank's rows of them as they are now, which become the memory that the model computes with.
+        device: where the rows lie.
+        group: the processes.
+
+    Yields:
+        (the parameters by name, which receive the gradients; how these are summed).
     """
     dtypes = {parameter.dtype for parameter in module.parameters()}
     if len(dtypes) > 1:

@@ -220,10 +220,7 @@ class ProcessGroup(SingleProcess):
 
     def broadcast(self, plain: Any, tensors: Mapping[str, Tensor]) -> tuple[Any, dict[str, Tensor]]:
         shapes = {name: [str(t.dtype).removeprefix("torch."), list(t.shape)] for name, t in tensors.items()}
-        if self.is_main_process:
-            body = json.dumps([plain, shapes]).encode()
-        else:
-            body = b""
+        body = json.dumps([plain, shapes]).encode() if self.is_main_process else b""
         length = torch.tensor([len(body)])
         self._spread(length)
         if self.is_main_process:
@@ -265,14 +262,8 @@ class ProcessGroup(SingleProcess):
         rounds, idle = -(-parts // self.size), -parts % self.size
         sent = (self.bytes_sent.get("gradients", 0) - self._reported) / max(1, steps)
         self._reported = self.bytes_sent.get("gradients", 0)
-        if sent:
-            sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step"
-        else:
-            sends = ""
-        if self.shard:
-            sharding = ", the model divided among them"
-        else:
-            sharding = ""
+        sends = f"; a rank sends {sent / 1e6:.3f} MB of gradients a step" if sent else ""
+        sharding = ", the model divided among them" if self.shard else ""
         lines = [f"{self.size} ranks{sharding}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
             lines.append(
@@ -321,10 +312,7 @@ class ProcessGroup(SingleProcess):
 
     def report_failure(self, error: BaseException | str) -> None:
         """Tell the ranks that wait in `wait_for` that this rank has failed."""
-        if isinstance(error, str):
-            text = error
-        else:
-            text = format_error(error)
+        text = error if isinstance(error, str) else format_error(error)
         self.store.set(f"failed/{self.rank}", text)
         if self.store.add("failures", 1) == 1:
             self.store.set("failed", json.dumps([self.rank, text]))

@@ -25,13 +25,20 @@ _SHARED = ("cpu", "mps")  # kinds of devices that compute in main memory, where 
 def cast_weights(
     module: nn.Module, dtype: torch.dtype, trained: Container[str] = (), in_main_memory: bool = False
 ) -> Iterator[int]:
-    """A context in which the frozen linear layers and convolutions of `module` compute in `dtype` under autocast with
-    one copy of their weights.
+    """A context in which the frozen linear layers and convolutions of a model compute in one type under autocast with
+    one copy of their weights. Afterwards the model is as before, with the same Parameter objects.
 
-    Those of another 16 or 32 bit type are cast, and their own values wait in host memory; `in_main_memory` there is
-    none beside it, and they stay as they are. What a host's layers unpack to the type of their input (fp8) is unpacked
-    to `dtype` at once, not to float32 first. `trained` parameters, by name, are left alone. Afterwards the module is as
-    before, with the same Parameter objects. Yields how many weights are cast.
+    Those of another 16 or 32 bit type are cast, and their own values wait in host memory. What a host's layers unpack
+    to the type of their input (fp8) is unpacked to `dtype` at once, not to float32 first.
+
+    Args:
+        module: the model.
+        dtype: the type that autocast computes in.
+        trained: parameters, by name, that are left alone.
+        in_main_memory: whether the model computes there: there is no memory beside it, and weights stay as they are.
+
+    Yields:
+        How many weights are cast.
     """
     casts: dict[int, nn.Parameter] = {}  # by the identity of what is cast: layers may share a weight
     with ExitStack() as stack:

@@ -10,7 +10,7 @@ from weakref import finalize
 import torch
 from torch import Tensor, nn
 
-from ...patches.core.host_memory import bytes_on_host, empty_on_host, has_streams, pin_copy, shape_like
+from ...patches.core.host_memory import bytes_on_host, empty_on_host, has_streams, shape_like, upload
 from ...patches.core.slots import Slot, SlotKey, is_made_of_others, slots, stored_tensors, swap_all
 from .saved_tensors import KeptTensor, storage_address
 
@@ -26,7 +26,7 @@ def to_device(tensor: Tensor, device: torch.device, dtype: torch.dtype | None = 
     """A tensor from host memory on `device`; to CUDA through pinned memory, without waiting for the copy."""
     dtype = dtype or tensor.dtype
     if has_streams(device) and tensor.device.type == "cpu":
-        return pin_copy(tensor, device).to(device, non_blocking=True).to(dtype)
+        return upload(tensor, device).to(dtype)
     return tensor.to(device, dtype)
 
 

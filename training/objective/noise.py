@@ -1,6 +1,7 @@
 """Noise that training adds to latents, and the levels it is added at.
 
-Sources: offset noise (crosslabs.org), pyramid noise as kohya's, input perturbation (Ning 2023, arXiv 2301.11706), zero
+Sources: offset noise (crosslabs.org), pyramid noise (Whitaker 2023, "Multi-Resolution Noise for Diffusion Model
+Training", which EveryDream2 has, and kohya's form of it), input perturbation (Ning 2023, arXiv 2301.11706), zero
 terminal SNR (Lin 2023, arXiv 2305.08891).
 """
 
@@ -15,8 +16,17 @@ from ..data.parts import Parts, pack_parts, unpack_parts
 # alpha-bar that stands for 0 at the last timestep, which has no finite sigma: the host's own number
 LAST_SIGNAL = 4.8973451890853435e-08
 
+PYRAMIDS = {"kohya": 6, "everydream2": 10}  # kinds of pyramid noise, and how many levels they have at most
 
-def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.Generator, parts: Parts = ()) -> Tensor:
+
+def noise_like(
+    latents: Tensor,
+    offset: float,
+    pyramid: float,
+    generator: torch.Generator,
+    parts: Parts = (),
+    pyramid_kind: str = "kohya",
+) -> Tensor:
     """Draw noise on the CPU: normal, plus noise offset, plus pyramid noise.
 
     Args:
@@ -26,34 +36,43 @@ def noise_like(latents: Tensor, offset: float, pyramid: float, generator: torch.
             none.
         generator: what everything is drawn with, in this order.
         parts: the parts that latents are packed of; each gets its own noise.
+        pyramid_kind: one of `PYRAMIDS`.
 
     Returns:
         Noise of the shape of `latents`, in float32. Its standard deviation is 1 with pyramid noise, and
         sqrt(1 + offset^2) with an offset alone.
     """
     if parts:
-        return pack_parts([noise_like(part, offset, pyramid, generator) for part in unpack_parts(latents, parts)])
+        return pack_parts(
+            [
+                noise_like(part, offset, pyramid, generator, pyramid_kind=pyramid_kind)
+                for part in unpack_parts(latents, parts)
+            ]
+        )
     shape = latents.shape
     noise = torch.randn(shape, generator=generator)
     if offset:
         noise = noise + offset * torch.randn(*shape[:2], *[1] * (len(shape) - 2), generator=generator)
     if pyramid:
         sides = shape[2:][-2:]
-        noise = _pyramid(noise.reshape(shape[0], -1, *sides), pyramid, generator).reshape(shape)
+        noise = _pyramid(noise.reshape(shape[0], -1, *sides), pyramid, generator, pyramid_kind).reshape(shape)
     return noise
 
 
-def _pyramid(noise: Tensor, discount: float, generator: torch.Generator) -> Tensor:
+def _pyramid(noise: Tensor, discount: float, generator: torch.Generator, kind: str) -> Tensor:
     """Add pyramid noise: coarser and coarser noise, enlarged bilinearly (over time alone: linearly); the result has
     standard deviation 1.
 
     The sides of level i are divided by r^i with r uniform in [2, 4), and its strength is discount^i; i starts at 0.
+    kohya divides the sides of the latents, everydream2 those of the level before.
     """
     b, c, *sides = noise.shape
     mode = "bilinear" if len(sides) == 2 else "linear"
-    for level in range(6):
+    size = sides
+    for level in range(PYRAMIDS[kind]):
         r = float(torch.rand((), generator=generator)) * 2 + 2
-        size = [max(1, int(side / r**level)) for side in sides]
+        divided = sides if kind == "kohya" else size
+        size = [max(1, int(side / r**level)) for side in divided]
         coarse = torch.randn(b, c, *size, generator=generator)
         noise = noise + F.interpolate(coarse, size=sides, mode=mode) * discount**level
         if 1 in size:

@@ -10,7 +10,7 @@ import torch
 from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
 from .loss_kinds import LOSSES, PREFERENCE
-from .noise import LAST_SIGNAL
+from .noise import LAST_SIGNAL, PYRAMIDS
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
 from .weightings import WEIGHTINGS
 
@@ -75,28 +75,29 @@ class ObjectiveSettings:
     offset_noise: float = setting(
         "noise offset",
         0.0,
-        "Adds noise that is the same everywhere in a channel. Try 0.05 to 0.1 for very dark or very bright images; 0"
-        " is off.",
-        low=0.0,
+        "Adds noise that is the same everywhere in a channel. Try 0.05 to 0.1 for very dark or very bright images, and"
+        " 0.02 to 0.03 in runs of more than 50,000 steps; 0 is off. EveryDream2's -1 is zero terminal SNR, a switch"
+        " below.",
+        low=-1.0,
         high=1.0,
         step=0.01,
         advanced=True,
         kohya="--noise_offset",
         ai_toolkit="train.noise_offset",
         onetrainer="Offset Noise Weight",
-        everydream2=("--zero_frequency_noise_ratio", "0.02 in EveryDream2, 0 here"),
+        everydream2=("--zero_frequency_noise_ratio", "0.02 in EveryDream2, 0 here; its -1 is zero terminal SNR"),
     )
     pyramid_noise: float = setting(
         "pyramid noise discount",
         0.0,
         "Adds coarser layers of noise, each weaker by this factor (kohya's multires_noise_discount). Try 0.3 for"
-        " very dark or bright images; 0 is off.",
+        " very dark or bright images, above 0.4 only in runs of less than 2000 steps; 0 is off.",
         low=0.0,
         high=0.99,
         step=0.01,
         advanced=True,
         kohya=("--multires_noise_discount", "up to six levels, without `--multires_noise_iterations`"),
-        everydream2="pyramid_noise_discount",
+        everydream2=("--pyramid_noise_discount", "with pyramid noise kind `everydream2`"),
     )
     ip_noise: float = setting(
         "input perturbation",
@@ -318,6 +319,16 @@ class ObjectiveSettings:
         " model's own shift. Off: fractions of the schedule, before that shift.",
         advanced=True,
     )
+    pyramid_kind: str = setting(
+        "pyramid noise kind",
+        "kohya",
+        "For pyramid noise discount. kohya: the sides of each layer are a share of the full size, up to 6 layers."
+        " everydream2: a share of the layer before, up to 10, as in the article that introduced it. It gets coarse in"
+        " fewer layers.",
+        choices=PYRAMIDS,
+        advanced=True,
+        everydream2=("pyramid_noise_like", "`everydream2`"),
+    )
 
     def __post_init__(self) -> None:
         check_values(self, "Objective Settings", _exclusions, _wrong_timesteps, _wrong_expert)
@@ -334,6 +345,11 @@ class ObjectiveSettings:
 
 def _exclusions(settings: ObjectiveSettings) -> list[str]:
     errors = []
+    if settings.offset_noise < 0:
+        errors.append(
+            f"noise offset is {settings.offset_noise:g}, expected from 0 to 1. EveryDream2's"
+            " zero_frequency_noise_ratio -1 is zero terminal SNR: switch that on, and set noise offset to 0"
+        )
     if LOSSES.get(settings.loss).of_denoised and WEIGHTINGS.get(settings.weighting).needs_snr:
         errors.append(
             f"loss weighting {settings.weighting} is defined on the model's own objective; with loss function"

@@ -62,7 +62,7 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
         groups=list(groups),
         learning_rate=settings.learning_rate,
         weight_decay=settings.weight_decay,
-        warmup=settings.warmup,
+        warmup=settings.warmup_steps,
         options={**record.option_defaults, **settings.parsed_options},
         part=part,
     )

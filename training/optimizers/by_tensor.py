@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from typing import Any
 
@@ -44,6 +44,13 @@ class ByGroup(torch.optim.Optimizer):
             self._step_group(group)
         return loss
 
+    def unread(self) -> list[Tensor]:
+        """Numbers on the device that the next step depends on. They go to `take`, read together with what else is."""
+        return []
+
+    def take(self, numbers: Iterable[float]) -> None:
+        """The numbers of `unread`."""
+
     @abstractmethod
     def _step_group(self, group: dict[str, Any]) -> None:
         """Move the tensors of a group that have a gradient."""
@@ -78,11 +85,26 @@ def inverse_root_(rows: Tensor, columns: Tensor, square: Tensor, share: float) -
     return (rows / rows.mean(-2, keepdim=True)).rsqrt() * columns.rsqrt()
 
 
-def rms(tensor: Tensor) -> float:
-    """The root of the mean square."""
-    return float(tensor.norm()) / math.sqrt(tensor.numel())
+def rms(tensor: Tensor) -> Tensor | float:
+    """The root of the mean square; on a device a tensor without dimensions, so that nobody waits for it."""
+    if tensor.device.type == "cpu":
+        return float(tensor.norm()) / math.sqrt(tensor.numel())
+    return tensor.norm().to(widest_float(tensor.device)) / math.sqrt(tensor.numel())
+
+
+def at_least(number: Tensor | float, least: float) -> Tensor | float:
+    """The larger of two numbers."""
+    return number.clamp(min=least) if isinstance(number, Tensor) else max(least, number)
 
 
 def clip_rms_(update: Tensor, largest: float) -> Tensor:
     """Scale an update down in place until its root mean square is at most `largest`."""
-    return update.div_(max(1.0, rms(update) / largest))
+    return update.div_(at_least(rms(update) / largest, 1.0))
+
+
+def subtract_(p: Tensor, update: Tensor, rate: Tensor | float) -> None:
+    """Move a tensor by -rate times an update, which may change."""
+    if isinstance(rate, Tensor):
+        p.sub_(update.mul_(rate))
+    else:
+        p.add_(update, alpha=-rate)

@@ -94,10 +94,10 @@ def remarks(settings: OptimizerSettings) -> list[str]:
         )
     elif record.usual_rates is not None:
         sentences += _unusual_rate(settings, *record.usual_rates)
-    if 0 < settings.total_steps <= 2 * settings.warmup:
+    if 0 < settings.total_steps <= 2 * settings.warmup_steps:
         sentences.append(
-            f"warmup steps is {settings.warmup} of {settings.total_steps} steps, so the learning rate is at its peak"
-            " for half of the run or less"
+            f"warmup steps is {settings.warmup_steps} of {settings.total_steps} steps, so the learning rate is at its"
+            " peak for half of the run or less"
         )
     return sentences
 
@@ -136,14 +136,15 @@ def schedule_remarks(
 
 def _remark_missed_warmup(settings: OptimizerSettings, first: int, rates: Sequence[float]) -> list[str]:
     """Where these settings came after the first step: what of their warmup is over."""
-    missed = min(settings.warmup, first, len(rates))
+    warmup = settings.warmup_steps
+    missed = min(warmup, first, len(rates))
     if all(math.isclose(rates[step], rate_at(settings, step)) for step in range(missed)):
         return []
     rest = "so it is over"
-    if first < settings.warmup:
-        rest = f"so only {settings.warmup - first} of them are left"
+    if first < warmup:
+        rest = f"so only {warmup - first} of them are left"
     return [
-        f"warmup steps is {settings.warmup} and counts from the run's first step, and these settings begin at step"
+        f"warmup steps is {warmup} and counts from the run's first step, and these settings begin at step"
         f" {first + 1}, {rest}: step {first + 1} has learning rate {rate_at(settings, first):g}. For a slow start put a"
         " Train Step of a few steps with a lower learning rate before this one"
     ]

@@ -39,9 +39,9 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     Raises:
         ValueError: if the length is open (`total_steps` 0) and the schedule depends on it.
     """
-    peak = peak_rate(settings)
-    if step < settings.warmup:
-        return peak * (step + 1) / settings.warmup
+    peak, warmup = peak_rate(settings), settings.warmup_steps
+    if step < warmup:
+        return peak * (step + 1) / warmup
     if settings.schedule == "constant":
         return peak
     if not settings.total_steps:
@@ -51,7 +51,7 @@ def rate_at(settings: OptimizerSettings, step: int) -> float:
     # The first step after the warmup has the peak, and the first one after the schedule (total_steps) the floor.
     progress = 1.0
     if step < settings.total_steps:
-        progress = (step - settings.warmup) / (settings.total_steps - settings.warmup)
+        progress = (step - warmup) / (settings.total_steps - warmup)
     if settings.schedule == "cosine-restarts" and progress < 1.0:
         progress = (progress * RESTARTS) % 1.0
     return peak * (settings.floor + (1 - settings.floor) * _left(settings.schedule, progress))

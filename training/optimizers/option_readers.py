@@ -35,10 +35,7 @@ def number(least: float, most: float = math.inf, open_below: bool = False) -> Op
             raise ValueError
         return value
 
-    if open_below:
-        expected = f"a number above {least:g}"
-    else:
-        expected = f"a number from {least:g}"
+    expected = f"a number above {least:g}" if open_below else f"a number from {least:g}"
     if most != math.inf:
         expected += f" to {most:g}"
     return OptionReader(expected, read)

@@ -87,16 +87,19 @@ class OptimizerSettings:
         onetrainer=("Learning Rate Scheduler", "there are no cycles to set: `cosine-restarts` falls four times"),
         everydream2=("--lr_scheduler", "`constant` or `cosine`"),
     )
-    warmup: int = setting(
+    warmup: float = setting(
         "warmup steps",
-        0,
-        "Raises the learning rate from 0 over this many steps. Try 100 if the loss jumps at the start.",
-        low=0,
-        high=1000000,
+        0.0,
+        "Raises the learning rate from 0 over this many steps, or below 1 over this share of total steps: 0.02 is 2%."
+        " Try 100 if the loss jumps at the start.",
+        low=0.0,
+        high=1000000.0,
+        step=1.0,
+        finer=True,
         advanced=True,
-        kohya="--lr_warmup_steps",
-        onetrainer=("Learning Rate Warmup Steps", "a number. OneTrainer takes a number up to 1 for a fraction"),
-        everydream2=("--lr_warmup_steps", "0 by default; EveryDream2's is 2% of the decay steps with `cosine`"),
+        kohya=("--lr_warmup_steps", "a share below 1, too"),
+        onetrainer=("Learning Rate Warmup Steps", "a share below 1, too; OneTrainer's 1 is all steps, here one step"),
+        everydream2=("--lr_warmup_steps", "0 by default; for EveryDream2's 2% with `cosine` set 0.02"),
     )
     total_steps: int = setting(
         "total steps (schedule)",
@@ -278,6 +281,11 @@ class OptimizerSettings:
         return settings_to_hash(self, SPEED_ONLY)
 
     @property
+    def warmup_steps(self) -> int:
+        """The steps of the warmup, also where it is a share of total steps."""
+        return round(self.warmup if self.warmup >= 1 else self.warmup * self.total_steps)
+
+    @property
     def parsed_options(self) -> Mapping[str, Any]:
         """`options` by name, as values. Raises ValueError where they cannot be read."""
         return options.parse(self.optimizer, self.options)
@@ -338,8 +346,10 @@ def _exclusions(settings: OptimizerSettings) -> list[str]:
     errors = []
     if not settings.learning_rate:
         errors.append("learning rate is 0, expected a number above 0")
-    if 0 < settings.total_steps < settings.warmup:
-        errors.append(f"warmup steps is {settings.warmup} and total steps (schedule) only {settings.total_steps}")
+    if settings.warmup > 1 and not settings.warmup.is_integer():
+        errors.append(f"warmup steps is {settings.warmup:g}, expected a whole number, or a share below 1")
+    if 0 < settings.total_steps < settings.warmup_steps:
+        errors.append(f"warmup steps is {settings.warmup:g} and total steps (schedule) only {settings.total_steps}")
     if settings.floor and settings.schedule == "constant":
         errors.append(
             f"minimum learning rate ratio is {settings.floor} and learning rate schedule constant never falls: set the"

@@ -22,6 +22,7 @@ from ..random_draws import generator as seeded_generator
 from ..trainable.settings import is_word
 from .block_rates import ratios
 from .build import build
+from .by_tensor import ByGroup
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
@@ -106,10 +107,7 @@ class OptimizerStepper:
         devices: Mapping[str, torch.device],
     ) -> dict[str, Tensor]:
         """Copies of the tensors that gradients are taken at, each on its device."""
-        if self.half:
-            dtype = torch.bfloat16
-        else:
-            dtype = torch.float32
+        dtype = torch.bfloat16 if self.half else torch.float32
         copies = {}
         for name, tensor in trained.items():
             start = slots[name].get(self._live_slot, tensor)
@@ -205,6 +203,8 @@ class OptimizerStepper:
         if self._parking:
             self._parking.wait()
         saved: dict[str, Tensor] = {}
+        for optimizer, left in self._unread():
+            optimizer.take(_read_together(left))
         for piece in self._pieces:
             for group, names in piece.groups():
                 numbers = [float(group[key]) for key in self.record.group_numbers]
@@ -316,7 +316,7 @@ class OptimizerStepper:
 
     def norm_and(self, losses: Sequence[Tensor]) -> list[float]:
         """Clip the gradients; their norm before that, and some losses, as numbers: all are read from the device
-        together.
+        together, with what optimizers have left there for the next step.
 
         Args:
             losses: tensors without dimensions.
@@ -324,6 +324,18 @@ class OptimizerStepper:
         Returns:
             [norm, *losses].
         """
+        unread = self._unread()
+        norm, *numbers = self._norm_and([*(number for _, left in unread for number in left), *losses])
+        rest = iter(numbers)
+        for optimizer, left in unread:
+            optimizer.take([next(rest) for _ in left])
+        return [norm, *rest]
+
+    def _unread(self) -> list[tuple[ByGroup, list[Tensor]]]:
+        """What optimizers have left on the device."""
+        return [(one, one.unread()) for one in self.optimizers if isinstance(one, ByGroup)]
+
+    def _norm_and(self, losses: Sequence[Tensor]) -> list[float]:
         gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
         if self.early or self.half:
             return self._norm_in_pieces(list(gradients.values()), losses)
@@ -381,10 +393,7 @@ class OptimizerStepper:
         """Fill a float32 stand-in with the weight and gradient of its bf16 tensor."""
         live, parameter = self.trained[name], self._stepped_tensors[name]
         parameter.data = live.detach().float()
-        if live.grad is None:
-            parameter.grad = None
-        else:
-            parameter.grad = live.grad.float()
+        parameter.grad = None if live.grad is None else live.grad.float()
         live.grad = None
 
     def _narrow(self, name: str) -> None:

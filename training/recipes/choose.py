@@ -13,7 +13,7 @@ from ..trainable.settings import AdapterSettings
 from .estimate import GB, Estimate, Plan, describe_method, estimate
 from .facts import Device, ModelFacts, Pictures
 from .fit import USABLE, Fit, fit
-from .published import GENERAL, PublishedRecipe, published_for
+from .published import GENERAL, Figure, PublishedRecipe, published_for
 from .wish import AUTO, STRENGTHS, Wish
 
 OWN = "Graft's own rule"
@@ -128,7 +128,7 @@ def recipe(facts: ModelFacts, wish: Wish, device: Device, pictures: Sequence[Pic
     """
     published, goal = published_for(facts.family), GOALS[wish.goal]
     memory = memory_of(wish, device)
-    optimizer, why_optimizer, optimizer_source = _usable_optimizer(published, device)
+    optimizer, why_optimizer, optimizer_source = usable_optimizer(published.optimizer, device)
     wanted = Plan(
         optimizer=optimizer,
         targets=_targets(facts, goal),
@@ -167,9 +167,9 @@ def _targets(facts: ModelFacts, goal: Goal) -> str:
     return "all"
 
 
-def _usable_optimizer(published: PublishedRecipe, device: Device) -> tuple[str, str, str]:
+def usable_optimizer(published: Figure[str], device: Device) -> tuple[str, str, str]:
     """The published optimizer, or adamw where it cannot run; why; source."""
-    name, source = published.optimizer.value, published.optimizer.source
+    name, source = published.value, published.source
     if name != "adamw8bit":
         return name, "as published", source
     if device.kind != "cuda":

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from .choose import Choice, Recipe
 from .estimate import GB
 from .facts import Device, ModelFacts, Pictures
@@ -24,22 +26,28 @@ def report(recipe: Recipe, facts: ModelFacts, wish: Wish, device: Device) -> str
         _pictures(recipe, facts),
         estimate,
         f"how: {recipe.method}",
+        *lines_of(recipe.choices),
+        "",
+        *(f"hint: {hint}" for hint in recipe.hints),
     ]
-    sources = list(dict.fromkeys(choice.source for choice in recipe.choices))
-    node = ""
-    for choice in recipe.choices:
-        if choice.node != node:
-            node = choice.node
-            lines += ["", node]
-        lines.append(_line(choice, sources.index(choice.source) + 1))
-    lines += ["", "sources"]
-    lines += [f"[{number}] {source}" for number, source in enumerate(sources, 1)]
-    lines += ["", *(f"hint: {hint}" for hint in recipe.hints)]
     lines.append(
         "To change a setting, connect its settings node to Start Training in place of this node's output, with the"
         " values above"
     )
     return "\n".join(lines)
+
+
+def lines_of(choices: Sequence[Choice]) -> list[str]:
+    """The choices by node, with their sources below."""
+    sources = list(dict.fromkeys(choice.source for choice in choices))
+    lines: list[str] = []
+    node = ""
+    for choice in choices:
+        if choice.node != node:
+            node = choice.node
+            lines += ["", node]
+        lines.append(_line(choice, sources.index(choice.source) + 1))
+    return [*lines, "", "sources", *(f"[{number}] {source}" for number, source in enumerate(sources, 1))]
 
 
 def _family(facts: ModelFacts) -> str:

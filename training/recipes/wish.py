@@ -9,6 +9,7 @@ from ...settings.declaration import check_values, setting
 SIZES = (6, 8, 12, 16, 24, 48)  # GB, as graphics cards have them
 AUTO = "auto"
 MEMORIES = (AUTO, *(f"{size} GB" for size in SIZES))
+AS_EVERYDREAM2 = "as EveryDream2"  # in place of a goal: `everydream2`
 STRENGTHS = {"light": 0.5, "normal": 1.0, "strong": 2.0}  # times the published learning rate
 
 
@@ -20,8 +21,9 @@ class Wish:
         "goal",
         "subject",
         "What the LoRA should learn. subject: one person, animal or thing. style: how pictures look. concept: something"
-        " broader that the model does not know; it gets twice the rank.",
-        choices=("subject", "style", "concept"),
+        " broader that the model does not know; it gets twice the rank. as EveryDream2: no LoRA, but full weights with"
+        " the defaults of that trainer.",
+        choices=("subject", "style", "concept", AS_EVERYDREAM2),
     )
     memory: str = setting(
         "memory",

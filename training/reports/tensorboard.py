@@ -8,6 +8,7 @@ import importlib.util
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from torch import Tensor
@@ -27,28 +28,35 @@ def check() -> None:
 
 
 class Writer:
-    """Writes a run's scalars and pictures into `folder`, to disk every so many `seconds`; a run that goes on from an
-    earlier step replaces what came after it.
+    """Writes a run's scalars and pictures into `folder`, to disk every so many `seconds`: what is measured of training
+    at every `every`-th step. A run that goes on from an earlier step replaces what came after it.
     """
 
-    def __init__(self, folder: Path, seconds: int = 120) -> None:
+    def __init__(self, folder: Path, seconds: int = 120, every: int = 1) -> None:
         check()
-        self.folder, self.seconds = folder, seconds
+        self.folder, self.seconds, self.every = folder, seconds, every
         self.writer: Any = None
+        self._losses: list[float] = []  # since the last point
 
     def write(self, step: int, moved: StepResult, validation: HeldOutLoss | None) -> None:
         """The scalars of one step. Raises OSError that names the folder; an error of the writer's thread is raised at a
         later step.
         """
-        values = {"loss": moved.loss, "learning rate": moved.rate, "gradient norm": moved.norm}
+        values: dict[str, float] = {}
+        self._losses.append(moved.loss)
+        if step % self.every == 0:
+            values = {"loss": fmean(self._losses), "learning rate": moved.rate, "gradient norm": moved.norm}
+            if moved.seconds:
+                values["steps a second"] = 1 / moved.seconds
+            self._losses.clear()
         if validation is not None:
             values["held-out loss"] = validation.weights
             if validation.average is not None:
                 values["held-out loss of the average"] = validation.average
             if validation.accuracy is not None:
                 values["implicit accuracy on held-out pairs"] = validation.accuracy
-        if moved.seconds:
-            values["steps a second"] = 1 / moved.seconds
+        if not values:
+            return
         with self._name_errors():
             writer = self._open(step)
             for name, value in values.items():
@@ -72,6 +80,7 @@ class Writer:
         if self.writer is not None:
             with self._name_errors():
                 self.writer.close()
+            self.writer = None  # of a training that pauses: the next point opens another file
 
     @contextmanager
     def _name_errors(self) -> Iterator[None]:

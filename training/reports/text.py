@@ -8,9 +8,10 @@ from statistics import fmean
 from torch import Tensor
 
 from ...ema.decay import EMASettings, decay_at, decay_over
+from ...ema.decay import remarks as ema_remarks
 from ...patches.lora_files.metadata import ON_TOP_OF
 from ..data.dataset import Dataset
-from ..data.epoch_order import batch_sizes, batches_per_epoch
+from ..data.epoch_order import batch_sizes, batches_per_epoch, small_batches
 from ..objective import experts
 from ..objective.settings import remarks as objective_remarks
 from ..objective.timesteps import NO_EXPERT, describe_levels, tokens_of
@@ -23,6 +24,8 @@ from ..store.store import DiskUse
 from ..tasks.denoising import TRAINING_ONLY
 from ..tasks.registry import task_of
 from ..trainable.words import drop_words, group_by_word
+
+_NAMED_BATCHES = 5  # of those that are not full
 
 
 def beginning(
@@ -57,6 +60,7 @@ def beginning(
         *_own_batch_sizes(dataset, settings),
         *task_of(state).beginning(state, dataset),
         _images(dataset, rounds),
+        *_small_batches(dataset, settings.batch_size),
     ]
     if takes_picture:
         lines += _without_picture(dataset)
@@ -73,6 +77,7 @@ def beginning(
         ema = state.start.ema
         updates = _updates(ema, settings.total_steps)
         lines.append(f"EMA: {ema.schedule}, {updates}{_snapshots_and_switching(ema)}")
+        lines += ema_remarks(ema, settings.total_steps)
     if unhashed:
         lines.append("results are neither stored nor reused, because these cannot be hashed: " + ", ".join(unhashed))
     return "\n".join(lines)
@@ -121,6 +126,26 @@ def _images(dataset: Dataset, rounds: float) -> str:
     if not dataset.has_pictures:
         count = f"{len(dataset.images)} sets of prompts on noise"
     return f"{count}, {len(dataset.held_out)} held out for validation; an epoch is {rounds:g} steps"
+
+
+def _small_batches(dataset: Dataset, batch_size: int) -> list[str]:
+    """Which batches of an epoch are not full, and what that means."""
+    small = small_batches(dataset, batch_size)
+    if not small or not dataset.has_pictures:
+        return []
+    named = []
+    for one in small[:_NAMED_BATCHES]:
+        group = f", batch_id {one.image.batch_id}" if one.image.batch_id else ""
+        named.append(f"{one.count} of {one.batch_size} ({one.image.sides}{group})")
+    more = ""
+    if len(small) > len(named):
+        more = f" and {len(small) - len(named)} more"
+    batches = batches_per_epoch(dataset, batch_size)
+    return [
+        f"{len(small)} of {batches} batches of an epoch are not full: {', '.join(named)}{more}. None is filled with"
+        " duplicates; a step takes the mean over its images, so those in a small batch count more. Add images of that"
+        " size and batch_id, or choose a batch size that divides their number"
+    ]
 
 
 def _without_picture(dataset: Dataset) -> list[str]:
@@ -177,7 +202,10 @@ def _numbers_in(tensors: Mapping[str, Tensor]) -> int:
 def _updates(ema: EMASettings, total_steps: int) -> str:
     """How often the average moves, and what that makes of its decay."""
     if ema.interval == 1:
-        return "updated every step"
+        decay = ""
+        if ema.schedule == "target" and total_steps:
+            decay = f" with decay {decay_at(ema, 1, total_steps):.6g}"
+        return f"updated every step{decay}"
     last = total_steps - total_steps % ema.interval
     if not last:  # total steps are open, or there is no update
         return f"updated every {ema.interval} steps"
@@ -200,10 +228,7 @@ def _snapshots_and_switching(ema: EMASettings) -> str:
 
 def disk_use(used: DiskUse) -> str:
     """The report's sentence on the disk space of a run and of all runs, and on their limit."""
-    if used.states == 1:
-        states = "1 state"
-    else:
-        states = f"{used.states} states"
+    states = "1 state" if used.states == 1 else f"{used.states} states"
     text = (
         f"the run's folder holds {states}, {used.run / 1e6:.1f} MB; delete it to free the space. All runs take"
         f" {used.every / 1e9:.2f} GB"

@@ -18,13 +18,7 @@ class Throughput:
 
     def __call__(self, step: int, seconds: float) -> tuple[float, float]:
         now = time.monotonic()
-        if self.last is None:
-            step_seconds = seconds
-        else:
-            step_seconds = now - self.last
-        if self.last is None:
-            self.each = step_seconds
-        else:
-            self.each = 0.9 * self.each + 0.1 * step_seconds
+        step_seconds = seconds if self.last is None else now - self.last
+        self.each = step_seconds if self.last is None else 0.9 * self.each + 0.1 * step_seconds
         self.last = now
         return (1 / self.each if self.each else 0.0), (self.until - step) * self.each

@@ -129,10 +129,8 @@ def _sources(dataset: Dataset) -> list[Dataset]:
 
 
 def _describe_item(one: BatchItem) -> str:
-    framing = one.crop.framing
-    size = "x".join(map(str, framing.target if framing else reversed(one.image.shape[1:][-2:])))
     marks = [
-        size,
+        one.image.sides,
         *(["mirrored"] if one.flipped else []),
         *([f"cut {one.crop_number + 1}"] if one.image.other_crops else []),
     ]

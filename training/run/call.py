@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 
+from ...ema.decay import remarks as ema_remarks
 from ...storage.disk_errors import ignore_read_only
 from ...storage.lock import folder_lock
 from ..averages import snapshots
@@ -23,7 +24,7 @@ from ..state import TrainState, advance_position, plan_schedule, state_key
 from ..store.names import KEEPS
 from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restore, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, is_due, is_something_due, train
+from .loop import Callbacks, Stopped, advise_while_loading, is_due, is_something_due, train
 
 
 @dataclass(frozen=True)
@@ -116,10 +117,10 @@ def open_call(
                 "Train Step: previews sample on one rank, and --shard divides the model among all: set preview"
                 " every N steps to 0."
             )
-        if is_sharded and (keep == "every" or callbacks.keep_every):
+        if is_sharded and (keep == "every" or callbacks.keep_every or callbacks.is_kept is not None):
             raise ValueError(
                 "Train Step: with --shard and adapter type full, snapshots are the ranks' own: set states to keep"
-                " to best or last, and keep a state every N steps to 0."
+                " to best or last, and keep a state every N steps and every N epochs to 0."
             )
         call.lock(stack)
     return call
@@ -238,7 +239,7 @@ class Call:
 
     def save_snapshot_if_due(self) -> None:
         """Store what was trained so far, between two pieces, when a snapshot is due at this step or by now."""
-        if is_due(self.at.step, self.callbacks.snapshot_every):
+        if is_due(self.at.step, self.callbacks.snapshot_every) or self.callbacks.keeps_state(self.at.step):
             self.save_snapshot()
         elif self.callbacks.snapshot_minutes:
             self.save_snapshot(self.callbacks.snapshot_minutes)
@@ -258,9 +259,12 @@ class Call:
 
     def _schedule_remarks(self) -> list[str]:
         state = self.state
-        return schedule_remarks(
+        sentences = schedule_remarks(
             state.settings.optimizer, state.step, self.until, state.open_schedule, state.history.rate
         )
+        if state.start.ema is not None and state.open_schedule:  # else the start has said it
+            sentences += ema_remarks(state.start.ema, self.until)
+        return sentences
 
     def _furthest(self) -> tuple[TrainState, Path | None, Path | None]:
         """The state to resume from, its folder, and that again where it is a snapshot."""
@@ -290,7 +294,7 @@ class Call:
         first_step = self.at.step
         try:
             with ExitStack() as stack:
-                with self.group.raise_together():
+                with self.group.raise_together(), advise_while_loading(self.at, self.dataset):
                     denoiser = stack.enter_context(self.open_model())
                     adapter = self.at.start.adapter
                     if adapter.quantized_base:
@@ -356,7 +360,7 @@ class Call:
         def snapshot(state: TrainState) -> None:
             if callbacks.save_snapshot is not None:  # by all ranks
                 callbacks.save_snapshot(state)
-            elif is_due(state.step, callbacks.keep_every) or (
+            elif callbacks.keeps_state(state.step) or (
                 self.keep == "every" and is_due(state.step, callbacks.snapshot_every)
             ):
                 store.save(state, "snapshot")

@@ -21,6 +21,7 @@ from ..distributed import process_group
 from ..distributed.process_group import RankConnectionError, RemoteRankError
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
+from ..tasks.registry import task_of
 from . import out_of_memory
 from .step import Diverged, advance_
 from .validation import measure
@@ -54,6 +55,7 @@ class Callbacks:
     `save_average(state, width, lora)` runs every `snapshots` steps of the run's EMASettings, and again when training
     resumes from such a step; it gets a state without tensors, a relative width, and a function that returns that
     power-function average as a LORA_MODEL. `should_stop()` is asked after every step: True ends the loop there.
+    `is_kept(step)`: whether the state after a step is to stay; `save_snapshot` gets it too.
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
     after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
     `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
@@ -69,6 +71,7 @@ class Callbacks:
     raise_if_interrupted: Callable[[], None] | None = None
     on_begin: Callable[[TrainState], None] | None = None
     note: Callable[[str], None] | None = None
+    is_kept: Callable[[int], bool] | None = None
     take_wish: Callable[[str], bool] | None = None
     save_asked: Callable[[TrainState], None] | None = None
     validate_every: int = 0
@@ -76,6 +79,10 @@ class Callbacks:
     keep_every: int = 0
     snapshot_minutes: float = 0.0
     preview_every: int = 0
+
+    def keeps_state(self, step: int) -> bool:
+        """Whether the state after a step is to stay."""
+        return is_due(step, self.keep_every) or (self.is_kept is not None and self.is_kept(step))
 
 
 def train(
@@ -113,7 +120,7 @@ def train(
         pinned.begin_anew()
         with ExitStack() as stack:
             group = process_group.current()
-            with group.raise_together():
+            with group.raise_together(), advise_while_loading(state, dataset):
                 work = Workspace(state, denoiser, dataset, group, callbacks.raise_if_interrupted)
                 stack.enter_context(closing(work))
                 work.load_until(until)
@@ -231,17 +238,37 @@ def is_due(step: int, every: int) -> bool:
 
 
 def _short_of_memory(work: Workspace, error: BaseException) -> str:
-    settings = work.start_state.settings.optimizer
-    largest = batch_sizes(work.dataset, settings.batch_size)[-1]
-    further = work.task.saves_memory(work.start_state)
-    advice = out_of_memory.advice(settings, work.denoiser.device, largest, further)
+    what = f"Memory ran out at step {work.step + 1}"
+    return _advise(work.start_state, work.dataset, work.denoiser.device, what, work.saved_step, error)
+
+
+def _advise(
+    state: TrainState, dataset: Dataset, device: torch.device, what: str, saved_step: int, error: BaseException
+) -> str:
+    settings = state.settings.optimizer
+    largest = batch_sizes(dataset, settings.batch_size)[-1]
+    advice = out_of_memory.advice(settings, device, largest, task_of(state).saves_memory(state))
     saved = "No step was made yet"
-    if work.saved_step:
-        saved = f"The state after step {work.saved_step} is kept"
+    if saved_step:
+        saved = f"The state after step {saved_step} is kept"
     cause, *_ = [*str(error).splitlines(), ""]
     if cause:
         cause = f" ({cause})"
-    return f"Memory ran out at step {work.step + 1}{cause}. {saved}. To need less: {advice}."
+    return f"{what}{cause}. {saved}. To need less: {advice}."
+
+
+@contextmanager
+def advise_while_loading(state: TrainState, dataset: Dataset) -> Iterator[None]:
+    """A context in which memory that runs out raises Stopped with the advice that it gives in a step."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, Stopped) or not out_of_memory.is_out_of_memory(error):
+            raise
+        out_of_memory.release(error)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        message = _advise(state, dataset, device, "Memory ran out while the model was loaded", state.step, error)
+        raise Stopped(message, state) from error
 
 
 def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
@@ -251,8 +278,10 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         _validate(work, callbacks)
     saved_at = time.monotonic()
     while work.step < until:
+        out_of_memory.begin_peak(work.denoiser.device)
         started = time.perf_counter()
         result = advance_(work)
+        work.note_memory()
         result = replace(result, seconds=time.perf_counter() - started)
         work.count_seconds(result.seconds)
         validation = None
@@ -263,7 +292,7 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
         is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
         if work.placement.is_sharded:
             is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts
-        due = is_late or is_due(work.step, callbacks.snapshot_every) or is_due(work.step, callbacks.keep_every)
+        due = is_late or is_due(work.step, callbacks.snapshot_every) or callbacks.keeps_state(work.step)
         if callbacks.save_snapshot is not None and due and work.step < until and not stopping:
             work.note_saved()  # before the attempt: a store that fails once is not asked again
             callbacks.save_snapshot(work.state(own=True))

@@ -7,6 +7,7 @@ import os
 import sys
 import traceback
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -16,12 +17,14 @@ _WORDS = ("not enough memory", "can't allocate memory", "out of memory")  # of t
 
 
 def used_memory(device: torch.device) -> int:
-    """Memory in use, in bytes: the most that was allocated on a CUDA device, else what is allocated on MPS.
+    """Memory in use, in bytes: the most that was allocated on a device that counts it, as CUDA, since `begin_peak`;
+    else what is allocated on MPS.
 
     Without either it is this process's memory (0 if unknown).
     """
-    if device.type == "cuda":
-        return int(torch.cuda.max_memory_allocated(device))
+    counts = _counting_module(device)
+    if counts is not None:
+        return int(counts.max_memory_allocated(device))
     if device.type == "mps":
         return int(torch.mps.current_allocated_memory())
     if sys.platform == "linux":
@@ -32,6 +35,19 @@ def used_memory(device: torch.device) -> int:
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def begin_peak(device: torch.device) -> None:
+    """Let the most that is allocated on a device begin with what is allocated now."""
+    counts = _counting_module(device)
+    if counts is not None:
+        counts.reset_peak_memory_stats(device)
+
+
+def _counting_module(device: torch.device) -> Any:
+    """torch's module of a device that counts the most that was allocated; None for others."""
+    module = getattr(torch, device.type, None)
+    return module if hasattr(module, "reset_peak_memory_stats") else None
 
 
 def is_out_of_memory(error: BaseException) -> bool:

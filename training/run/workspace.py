@@ -103,14 +103,13 @@ class Workspace:
         self.is_consistent = True
         self.saved_step = state.step  # the step of the last snapshot
         self.seconds = 0.0
+        self.memory = 0  # bytes in use at the peak of a step
         self.results: list[StepResult] = []
         self.validation: list[tuple[int, float]] = []
         self.average_validation: list[tuple[int, float]] = []
         self.accuracy: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
-        self.base: Mapping[str, Tensor] | None = None
-        if self.powers and state.base is not None and state.start.adapter.full_weights:
-            self.base = state.base()
+        self.base = state.base_of_differences() if self.powers else None
         self.quantized: quantized_base.QuantizedBase | None = None  # the model's weights while they are
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
@@ -219,6 +218,10 @@ class Workspace:
     def count_seconds(self, seconds: float) -> None:
         """Count time that steps took."""
         self.seconds += seconds
+
+    def note_memory(self) -> None:
+        """Count the memory that a step took at its peak."""
+        self.memory = max(self.memory, used_memory(self.denoiser.device))
 
     def note_saved(self) -> None:
         """A snapshot of this step was asked for."""
@@ -512,7 +515,7 @@ class Workspace:
             optimizer=optimizer,
             average=gather(average),
             powers=powers,
-            cost=RunCost(cost.seconds + self.seconds, max(cost.memory, used_memory(self.denoiser.device))),
+            cost=RunCost(cost.seconds + self.seconds, max(cost.memory, self.memory)),
             history=self._history(),
         )
 

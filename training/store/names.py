@@ -34,6 +34,17 @@ def check_run_name(run: str) -> None:
         raise ValueError("run name is 'cache': that folder holds what Dataset has encoded; give the run another name.")
 
 
+NEWEST = "(the newest)"  # in place of a saved state's name
+
+
+def newest_name(root: Path) -> str:
+    """The name of the state that was saved last. Raises FileNotFoundError where there is none."""
+    names = saved_names(root)
+    if not names:
+        raise FileNotFoundError(f"Load State: there is no saved state in {root} yet. Save one with Save State first.")
+    return max(names, key=lambda name: ((root / name / "state.json").stat().st_mtime_ns, name))
+
+
 def saved_names(root: Path) -> list[str]:
     """The names of all saved states."""
     return [name for name in names_in(root) if (root / name / "state.json").is_file()]

@@ -47,7 +47,9 @@ class Draws:
         """Noise levels and noise for clean latents (B, C, …, h, w), by the objective's settings."""
         shape = parts[0] if parts else clean.shape[1:]
         sigma = self._levels(objective, denoiser, len(clean), tokens_of(shape))
-        noise = noise_like(clean, objective.offset_noise, objective.pyramid_noise, self.generator, parts)
+        noise = noise_like(
+            clean, objective.offset_noise, objective.pyramid_noise, self.generator, parts, objective.pyramid_kind
+        )
         noise = to_device(noise, clean.device)
         if not objective.ip_noise:
             return NoiseDraw(sigma, noise)

@@ -161,10 +161,7 @@ def _column_norms(module: nn.Module, change: Tensor | None) -> Tensor:
     A quantized weight is read as the module computes with it.
     """
     weight = _weight_values(module)
-    if change is None:
-        changed = weight
-    else:
-        changed = weight + change.to(weight.device, weight.dtype)
+    changed = weight if change is None else weight + change.to(weight.device, weight.dtype)
     return changed.transpose(0, 1).flatten(1).norm(dim=1)
 
 

@@ -31,7 +31,6 @@ FAMILY = ModelFamily(
     modelspec=ModelSpec("rowan-v1", "https://example.org/rowan"),
     kohya=Kohya("rowan1"),
     layer_names=LayerNames(
-        prefix="transformer.",
         rename=rename_by_table(
             (
                 (r"^branches\.(\d+)\.mixer\.out$", r"rowan_stages.\1.attn.to_out.0"),

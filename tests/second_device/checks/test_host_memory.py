@@ -116,3 +116,21 @@ def test_a_run_gives_the_same_bytes_whatever_is_refused_and_gives_all_back(lab, 
     assert not memory.registered and pinned.used == 0
     is_noted = any("could not be pinned" in note for note in noted)
     assert is_noted if room == 0 else not (is_noted and room == 1 << 40)
+
+
+def test_the_memory_of_a_step_is_counted_from_its_beginning(lab):  # noqa: F811
+    class OnDevice(lab.Flow):
+        device = DEVICE
+
+        def denoise(self, x, sigma, conditionings, options):
+            moved = [replace(one, context=one.context.to(x.device)) for one in conditionings]
+            return super().denoise(x, sigma, moved, options)
+
+    denoiser = OnDevice(lab.Net(48))
+    denoiser.module.to(DEVICE)
+    dataset = lab.pictures(shape=(48, 16, 16))
+    loading = torch.empty(200_000_000, dtype=torch.uint8, device=DEVICE)  # gone before the first step
+    del loading
+    assert meter.peak > 200_000_000
+    state = train(lab.state(denoiser, dataset, precision="float32"), denoiser, dataset, 2)
+    assert 1_000_000 < state.cost.memory < 200_000_000

@@ -6,6 +6,7 @@ import pytest
 import torch
 from graft_nodes.tests.second_device.device import DEVICE
 from graft_nodes.training.memory.quantized_base.base import quantize_base
+from graft_nodes.training.memory.quantized_base.int8 import Int8
 from graft_nodes.training.memory.quantized_base.registry import FORMATS, names
 from torch import nn
 
@@ -57,3 +58,24 @@ def test_weights_wait_on_the_host_and_the_rest_comes_over(weight_format):
         torch.testing.assert_close(one, other, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(own, part(x), rtol=1e-5, atol=1e-5)
     assert part.wide.weight is weight and part.wide.bias is bias and part.shift.device == CPU
+
+
+def test_columns_lie_together_in_every_int8_product(monkeypatch):
+    """CUDA's product is slow with a matrix on the right whose rows do, as a weight's in the backward pass."""
+    own, laid_out = torch._int_mm, []
+
+    def product(left, right):
+        laid_out.append(right.stride(0) == 1)
+        return own(left, right)
+
+    monkeypatch.setattr(torch, "_int_mm", product)
+    weight = torch.randn(48, 32, generator=torch.Generator().manual_seed(1))
+    x = torch.randn(40, 32, generator=torch.Generator().manual_seed(2))
+    gradients = []
+    for device in (torch.device("cpu"), DEVICE):
+        quantized = Int8(device)
+        given = x.clone().to(device).requires_grad_()
+        quantized.product(given, quantized.quantize(weight.to(device)), None, torch.float32).square().sum().backward()
+        gradients.append(given.grad.cpu())
+    assert laid_out[2:] == [True, True]
+    torch.testing.assert_close(gradients[1], gradients[0], rtol=1e-6, atol=1e-6)

@@ -5,6 +5,7 @@ import os
 import numpy as np
 import pytest
 from graft_nodes.tests.second_device.device import meter
+from graft_nodes.training.optimizers.registry import OPTIMIZERS
 from PIL import Image
 
 STEPS = 4
@@ -43,7 +44,7 @@ def steps(host, pictures, monkeypatch, request):
     def node(node_id, **given):
         return {"class_type": node_id, "inputs": {**host.defaults(node_id), **given}}
 
-    def train(adapter=None, optimizer=None, objective=None, ema=None, todo=False):
+    def train(adapter=None, optimizer=None, objective=None, ema=None, todo=False, has_average=True):
         start = {"model": ["1", 0], "dataset": ["2", 0], "settings": ["9", 0]}
         prompt = {
             "1": node("GraftDemo"),
@@ -57,6 +58,9 @@ def steps(host, pictures, monkeypatch, request):
             "7": node("TrainStep", state=["6", 0], steps=STEPS),
             "9": node("GraftObjective", settings=["5", 0], **(objective or {})),
         }
+        if not has_average:
+            del prompt["5"]
+            prompt["9"]["inputs"]["settings"] = ["4", 0]
         if todo:
             prompt["8"] = node("ApplyToDo", model=["1", 0], phase="both")
             prompt["6"]["inputs"]["model"] = ["8", 0]
@@ -104,6 +108,28 @@ def test_a_step_waits_once(steps, kind):
 def test_settings_add_no_wait(steps, settings):
     waits, uploads = steps(**settings)
     assert [len(found) for found in waits] == [1] * len(waits), waits
+    assert not any(uploads), uploads
+
+
+ADAFACTORS = ("", "scale_parameter = false", "relative_step = true")
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "options", "most"),
+    [
+        *((name, "", 1) for name in OPTIMIZERS.names() if name not in ("adafactor", "prodigy", "adamw8bit")),
+        *(("adafactor", options, 1) for options in ADAFACTORS),
+        ("prodigy", "", 2),  # every tensor moves by a step size that all gradients together give
+    ],
+)
+def test_no_optimizer_adds_a_wait(steps, optimizer, options, most):
+    """adamw8bit is bitsandbytes', which has no kernels for this device."""
+    rate = {"prodigy": 1.0, "prodigyplus": 1.0, "automagic": 1e-6}.get(optimizer, 1e-2)
+    if options == "relative_step = true":
+        rate = 1e-4
+    chosen = {"optimizer": optimizer, "options": options, "learning_rate": rate}
+    waits, uploads = steps(optimizer=chosen, has_average=optimizer not in ("prodigyplus", "schedulefree"))
+    assert [len(found) for found in waits] == [most] * len(waits), waits
     assert not any(uploads), uploads
 
 

@@ -33,3 +33,25 @@ def test_layers_in_host_memory_are_loaded_there(host):
         places = {parameter.device.type for parameter in model.model.diffusion_model.parameters()}
         assert places == ({DEVICE.type} if loads_whole else {"cpu"})
         assert bool(meter.uploaded) == loads_whole and meter.downloaded == 0
+
+
+def test_a_previews_decoder_leaves_the_device_when_it_is_done(host):
+    model = host.call("GraftDemo")[0]
+    decoder, beside = (
+        comfy.model_patcher.ModelPatcher(torch.nn.Linear(4, 4), load_device=DEVICE, offload_device=torch.device("cpu"))
+        for _ in range(2)
+    )
+
+    class Vae:
+        patcher = decoder
+
+        def decode(self, latents):
+            management.load_models_gpu([decoder])
+            assert decoder.model in loaded()
+            return torch.zeros(1, 8, 8, 3)
+
+    with wall.denoiser.open_denoiser(model) as denoiser:
+        management.load_models_gpu([beside])  # as a text encoder that is trained too
+        wall.previews.decode(Vae(), torch.zeros(1, 4, 1, 1), denoiser.patcher)
+        assert set(loaded()) == {model.model, beside.model} and beside.model.weight.device.type == DEVICE.type
+        assert decoder.model.weight.device.type == "cpu"

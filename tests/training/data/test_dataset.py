@@ -7,12 +7,13 @@ import math
 import tracemalloc
 import weakref
 from collections import Counter
+from fractions import Fraction
 
 import pytest
 import torch
 from graft_nodes.training.data.batches import image_conditioning, make_batches
 from graft_nodes.training.data.dataset import Conditioning, Dataset, DatasetImage, ImageCrop
-from graft_nodes.training.data.epoch_order import batches_per_epoch, select_images
+from graft_nodes.training.data.epoch_order import batches_per_epoch, ends_epoch, select_images
 from graft_nodes.training.random_draws import generator
 
 CONDITIONINGS = {text: Conditioning(torch.full((1, 1, 1), value)) for text, value in (("a", 1.0), ("", 0.0))}
@@ -195,3 +196,13 @@ def test_the_conditioning_of_a_picture_is_one_object_as_long_as_somebody_holds_i
             made.add(image_conditioning(dataset, caption, image.crop(0)))
     gc.collect()
     assert len(made) == 3  # those that are held; the others are gone
+
+
+@pytest.mark.parametrize("epoch", [Fraction(10), Fraction(7, 2), Fraction(1, 3)])
+@pytest.mark.parametrize(("every", "first"), [(1, 0), (2, 0), (3, 7), (1, 3)])
+def test_an_epoch_ends_with_the_step_that_it_ends_within(epoch, every, first):
+    """By the epochs that end in each step, counted one by one."""
+    for step in range(1, 60):
+        ends = [number for number in range(1, 200) if math.ceil(number * epoch) == step]
+        kept = any(number % every == 0 and number >= first for number in ends)
+        assert ends_epoch(step, epoch, every, first) == kept, step

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from graft_nodes.training.objective.loss import losses, step_weights
-from graft_nodes.training.objective.noise import noise_like, perturbation, zero_terminal
+from graft_nodes.training.objective.noise import PYRAMIDS, noise_like, perturbation, zero_terminal
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
 from graft_nodes.training.objective.timesteps import draw_timesteps
 from graft_nodes.training.random_draws import generator
@@ -276,9 +276,41 @@ def test_pyramid_noise_is_kohyas(shape):
     assert torch.allclose(found, (noise / noise.std()).view(shape), atol=1e-6)
 
 
+def everydream2_pyramid(shape, discount, draws):
+    """Each layer's sides come from the layer before, as `pyramid_noise_like` of its train.py has it."""
+    noise = torch.randn(shape, generator=draws)
+    sides = list(shape[2:])
+    up = torch.nn.Upsample(size=tuple(sides), mode="bilinear")
+    for i in range(10):
+        r = float(torch.rand((), generator=draws)) * 2 + 2
+        sides = [max(1, int(side / r**i)) for side in sides]
+        noise += up(torch.randn(*shape[:2], *sides, generator=draws)) * discount**i
+        if 1 in sides:
+            break
+    return noise / noise.std()
+
+
+@pytest.mark.parametrize("shape", [(2, 4, 64, 48), (2, 4, 3, 3), (1, 4, 300, 200)])
+def test_pyramid_noise_is_everydream2s(shape):
+    found = noise_like(torch.zeros(shape), 0.0, 0.7, generator(0, 0, "test"), pyramid_kind="everydream2")
+    assert torch.allclose(found, everydream2_pyramid(shape, 0.7, generator(0, 0, "test")), atol=1e-6)
+
+
+def test_the_kinds_of_pyramid_noise_have_other_shares_of_low_frequencies():
+    """The variance of the means of 8 x 8 places, which is 1/64 of plain noise, at a discount of 0.4: EveryDream2's gets
+    coarse in fewer layers, so more of it is coarse.
+    """
+    found = {}
+    for kind in PYRAMIDS:
+        noise = noise_like(torch.zeros(400, 4, 64, 64), 0.0, 0.4, generator(0, 0, "test"), pyramid_kind=kind)
+        found[kind] = float(torch.nn.functional.avg_pool2d(noise, 8).var())
+    assert 1 / 64 < found["kohya"] < 0.95 * found["everydream2"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
+        ({"offset_noise": -1.0}, "-1, expected from 0 to 1.*is zero terminal SNR: switch that on"),
         ({"loss": "l1", "prior": "yes"}, "loss function is 'l1'.*prior preservation is 'yes'"),
         ({"ip_noise": -0.1}, "input perturbation is -0.1"),
         ({"loss": "x0-mse", "weighting": "min-snr"}, "with loss function x0-mse use none"),

@@ -48,6 +48,15 @@ def test_warmup_rises_linearly_and_counts_in_the_horizon():
     assert rates[10] == 2.0 and rates[100] == pytest.approx(0.0)
 
 
+def test_a_warmup_below_1_is_a_share_of_the_schedule():
+    """EveryDream2's 2% of the decay steps, and a share as kohya and OneTrainer take it."""
+    for share, steps in ((0.02, 2), (0.29, 29), (0.5, 50)):
+        assert _rates("cosine", warmup=share) == _rates("cosine", warmup=steps)
+    assert _rates("cosine", warmup=1) == _rates("cosine", warmup=1.0) and _rates("constant", warmup=0.3)[28] < 2.0
+    with pytest.raises(ValueError, match=r"warmup steps is 2.5, expected a whole number, or a share below 1"):
+        OptimizerSettings(warmup=2.5)
+
+
 def test_scale_lr_is_the_documented_power():
     held = OptimizerSettings(learning_rate=1.0, batch_size=4, accumulation=3, scale_lr=True)
     assert rate_at(held, 5) == pytest.approx(12**0.55)

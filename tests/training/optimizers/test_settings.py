@@ -189,6 +189,13 @@ def test_what_is_probably_not_meant_is_said(settings, said):
     assert (said in found[0] and len(found) == 1) if said else not found
 
 
+def test_adacoor_learns_slowly_with_more_than_8_images_a_step():
+    for batch_size, accumulation, said in ((8, 1, False), (2, 4, False), (9, 1, True), (3, 3, True)):
+        settings = OptimizerSettings(optimizer="adacoor", batch_size=batch_size, accumulation=accumulation)
+        lines = [line for line in remarks(settings) if "adacoor learns slowly with more than 8: lower" in line]
+        assert len(lines) == said and all(f"has {batch_size * accumulation} images" in line for line in lines)
+
+
 @pytest.mark.parametrize(
     ("schedule", "first", "until", "said"),
     [

@@ -45,6 +45,39 @@ def test_a_weighting_that_leaves_nothing_of_pure_noise_is_said(lab, weighting, t
         assert len(lines) == said and all("pure noise, 5e-08 times" in line for line in lines)
 
 
+def test_the_decay_that_reaches_a_start_share_is_said(lab):
+    state = lab.state(lab.Flow(), lab.pictures(), total_steps=200)
+    state = replace(state, start=replace(state.start, ema=EMASettings("target", target=0.1)))
+    assert f"EMA: target, updated every step with decay {0.1 ** (1 / 200):.6g}" in text.beginning(
+        state, lab.pictures(), ()
+    )
+
+
+def test_batches_that_are_not_full_are_counted(lab):
+    """Groups of 4, 2, 2 and 5 images in batches of 6: a batch each, and none is filled."""
+    dataset = lab.pictures(13)
+    groups = [name for name, count in (("horses", 4), ("cows", 2), ("", 2), ("pigs", 5)) for _ in range(count)]
+    images = tuple(replace(one, batch_id=group) for one, group in zip(dataset.images, groups, strict=True))
+    dataset = replace(dataset, images=images)
+    state = lab.state(lab.Flow(), dataset, batch_size=6)
+    (said,) = [line for line in text.beginning(state, dataset, ()).splitlines() if "not full" in line]
+    assert said.startswith("4 of 4 batches of an epoch are not full: ")
+    for name, count in (("horses", 4), ("cows", 2), ("pigs", 5)):
+        assert f"{count} of 6 (6x6, batch_id {name})" in said
+    assert "2 of 6 (6x6), " in said
+    for size, full in ((1, True), (2, False), (4, False)):
+        report = text.beginning(lab.state(lab.Flow(), dataset, batch_size=size), dataset, ())
+        assert ("not full" not in report) == full
+
+
+def test_of_many_batches_that_are_not_full_some_are_named(lab):
+    dataset = lab.pictures(9)
+    images = tuple(replace(one, batch_id=str(number)) for number, one in enumerate(dataset.images))
+    dataset = replace(dataset, images=images)
+    report = text.beginning(lab.state(lab.Flow(), dataset, batch_size=2), dataset, ())
+    assert "9 of 9 batches" in report and " and 4 more. None is filled" in report
+
+
 @pytest.mark.parametrize(("accumulation", "ranks", "said"), [(1, 1, 0), (4, 1, 1), (4, 4, 0), (8, 4, 1)])
 def test_accumulation_is_said_to_be_a_larger_batch_and_no_better(lab, accumulation, ranks, said):
     """The batches of several ranks are no accumulation that somebody chose."""

@@ -439,3 +439,24 @@ def test_a_run_without_an_average_trains_the_same_weights_and_keeps_nothing_else
     assert plain.history.validation == averaging.history.validation
     assert averaging.average and averaging.history.average_validation
     assert not (plain.average or plain.powers or plain.history.average_validation or saved)
+
+
+def test_memory_that_runs_out_before_the_first_step_gives_the_advice_of_a_step(lab, monkeypatch):
+    def full(*_):
+        raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GB")
+
+    monkeypatch.setattr("graft_nodes.training.run.workspace.OptimizerStepper", full)
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    expected = r"Memory ran out while the model was loaded \(CUDA out of memory.*No step was made yet.*checkpointing on"
+    with pytest.raises(Stopped, match=expected):
+        train(lab.state(denoiser, dataset), denoiser, dataset, 2)
+
+
+def test_any_other_error_before_the_first_step_is_itself(lab, monkeypatch):
+    def broken(*_):
+        raise RuntimeError("what happened")
+
+    monkeypatch.setattr("graft_nodes.training.run.workspace.OptimizerStepper", broken)
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    with pytest.raises(RuntimeError, match=r"^what happened$"):
+        train(lab.state(denoiser, dataset), denoiser, dataset, 2)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from graft_nodes.ema.decay import EMASettings
 from graft_nodes.storage.bounded_read import read_bounded
 from graft_nodes.storage.digest import sha256_of_json
 from graft_nodes.training.data.conditionings import Conditionings
@@ -127,6 +128,15 @@ def test_steps_that_do_not_end_with_their_schedule_are_said_before_the_first_one
     assert "set total steps (schedule) to 10, or to 0 for the steps asked for" in text
     text = run(35, state)
     assert "5 of these 35 steps come after the 30 of the schedule (cosine), at learning rate 0: set total" in text
+
+
+@pytest.mark.parametrize(("total_steps", "said"), [(0, True), (30, False)])
+def test_an_average_that_hardly_moves_in_the_steps_asked_for_is_said(bench, total_steps, said):
+    """Where total steps are open: with a number, Start Training says it of the whole run, of which these are a part."""
+    state = bench.lab.state(bench.denoiser, bench.dataset, total_steps=total_steps, schedule="constant")
+    state = replace(state, start=replace(state.start, ema=EMASettings(decay=0.999)))
+    notes = runs.run(state, 10, bench.open, bench.dataset, None, Callbacks()).notes
+    assert any(note.startswith("after 10 steps the average still has 99% of the starting") for note in notes) == said
 
 
 @pytest.mark.parametrize(("schedule", "steps"), [("cosine", 30), ("constant", 4)])
@@ -450,6 +460,22 @@ def test_every_snapshot_can_be_kept(bench):
     assert _kinds(bench) == [(3, "snapshot"), (6, "snapshot"), (8, "result")]
     bench.store = Store(bench.folder, "run", {"torch": "1"})
     assert bench.run(7, validate_every=0).trained == 1 and bench.run(8, validate_every=0).folder == outcome.folder
+
+
+def test_two_rules_at_once_overwrite_some_and_keep_others(bench):
+    """Every 2 steps one that is overwritten, every 5 steps one that stays: until the end, and after an interruption."""
+
+    def fail(step, *_):
+        if step == 9:
+            raise KeyboardInterrupt
+
+    settings = {"validate_every": 0, "snapshot_every": 2, "is_kept": lambda step: step % 5 == 0}
+    with pytest.raises(KeyboardInterrupt):
+        bench.run(12, on_step=fail, **settings)
+    assert _kinds(bench) == [(5, "snapshot")]
+    outcome = bench.run(12, **settings)
+    assert outcome.trained == 3 and _kinds(bench) == [(5, "snapshot"), (10, "snapshot"), (12, "result")]
+    assert equal(outcome.state, train(bench.state, bench.denoiser, bench.dataset, 12))
 
 
 def test_a_snapshot_that_was_the_best_first_is_kept_among_every(bench, monkeypatch):

@@ -135,3 +135,22 @@ def test_gradients_of_the_encoder_are_those_of_finite_differences(host, name, ch
 
 def _norm(tensors):
     return torch.stack([t.norm() for t in tensors.values()]).norm()
+
+
+@pytest.mark.parametrize(("family", "own"), [("sd1", 1), ("sdxl", 2)])
+def test_clip_skip_counts_from_the_models_own_layer(monkeypatch, family, own):
+    """EveryDream2's numbers: 0 and 1 are the layer that the model uses by itself, 2 is one further back."""
+    clip = clip_of(family, monkeypatch)
+
+    def encoded(skip):
+        return _encode(wall.encoding.with_clip_skip(clip, skip), "a cat")[0]
+
+    plain, back = _encode(clip, "a cat")[0], encoded(wall.encoding.skip_from_own_layer(clip, 2))
+    assert torch.equal(encoded(own), plain)  # the layer counted from the last, as CLIP Set Last Layer does
+    assert torch.equal(encoded(own + 1), back) and not torch.equal(back, plain)
+    assert [wall.encoding.skip_from_own_layer(clip, skip) for skip in (0, 1)] == [0, 0]
+
+
+def test_text_encoders_that_stop_at_different_layers_have_no_clip_skip_in_common(monkeypatch):
+    with pytest.raises(ValueError, match="use different layers by themselves"):
+        wall.encoding.skip_from_own_layer(clip_of("sd3", monkeypatch), 2)

@@ -54,7 +54,7 @@ LAYOUT = DatasetLayout(
     title="text files in a captions folder",
     hint="a .txt in a captions folder",
     documentation=(
-        "`name.txt` in a folder called `captions`. That folder lies beside the image, beside the image's folder"
+        "`name.txt` in a folder called `captions`. That folder is beside the image, beside the image's folder"
         " (`images/1.png`, `captions/1.txt`), or at the top of the dataset with the same subfolders."
     ),
     suffixes=(".txt",),

@@ -377,8 +377,8 @@ LAYOUT = DatasetLayout(
     hint="EveryDream2's",
     documentation=(
         "EveryDream2's `name.yaml` with `main_prompt`, `tags` (each a text, or `tag` and `weight`) and"
-        " `max_caption_length` in characters. If there is none, it takes `name.txt`, and without that the file's"
-        " name up to the first underscore."
+        " `max_caption_length` in characters. If there is none, the caption is in `name.txt`; if that is"
+        " missing too, it is the file's name up to the first underscore."
     ),
     suffixes=(*_SUFFIXES, *kohya_txt.SUFFIXES),
     recognize=_recognize,

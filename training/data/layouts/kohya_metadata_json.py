@@ -118,7 +118,7 @@ def load_metadata(file: Path) -> dict[str, dict[str, Any]]:
     return content
 
 
-def _is_metadata(content: Any) -> bool:
+def _is_metadata(content: object) -> bool:
     if not isinstance(content, dict) or not all(isinstance(record, dict) for record in content.values()):
         return False
     return any(key in record for record in content.values() for key in _CAPTION_KEYS)
@@ -143,8 +143,8 @@ LAYOUT = DatasetLayout(
     title="kohya's metadata JSON",
     hint="kohya's metadata JSON, one for all images",
     documentation=(
-        'kohya\'s metadata JSON at the top of the folder: `{"1": {"caption": "a cat", "tags": "cat, gray"}}`. A name'
-        " is an image's path or file name, with or without its ending. The tags stand behind the caption."
+        'kohya\'s metadata JSON at the top of the folder: `{"1": {"caption": "a cat", "tags": "cat, gray"}}`. A key'
+        " is an image's path or file name, with or without its extension. The tags are added after the caption."
     ),
     suffixes=(".json",),
     recognize=lambda folder: next(_contents(folder), None) is not None,

@@ -155,7 +155,7 @@ LAYOUT = DatasetLayout(
     documentation=(
         'one JSON file per image, anywhere below the folder: `{"tags": ["solo", "kirin"], "score": 55, "path":'
         ' "images/1.png"}`. `path` is relative to the dataset\'s folder. Without `path`, the file describes the image'
-        " of the same name beside it. Images without such a file are left out. Comments (`# …`) may stand in the file."
+        " with the same name beside it. Images without a JSON file are left out. The file can have comments (`# …`)."
     ),
     suffixes=(".json",),
     recognize=_recognize,

@@ -169,11 +169,19 @@ def quantize_base(
     on_host: bool = False,
     kept: KeptWeights | None = None,
 ) -> Iterator[QuantizedBase]:
-    """A context in which the frozen linear layers of `module` compute on `device` with weights of a format.
+    """A context in which the frozen linear layers of a model compute with quantized weights. Afterwards it is as
+    before.
 
     Their own weights stay where they are: in host memory, if `device` is another one. All other tensors come over for
-    the block. With `on_host` they stay too, and quantized weights wait in host memory: `layer_ring` brings both over.
-    What a CPU would take long to quantize is read from `kept`, or written there. Afterwards the module is as before.
+    the block.
+
+    Args:
+        module: the model.
+        format_type: the format of the weights.
+        device: where it computes.
+        on_host: whether the other tensors stay too, and quantized weights wait in host memory: `layer_ring` brings both
+            over.
+        kept: what a CPU would take long to quantize is read from it, or written there.
     """
     layers = chosen_layers(module)
     base = QuantizedBase(format_type(device), layers.values())

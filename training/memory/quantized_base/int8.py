@@ -29,6 +29,8 @@ class Int8(Int8Weights):
 def _product(left: Tensor, right: Tensor) -> Tensor:
     """The int32 product of int8 matrices."""
     rows = len(left)
+    if right.device.type != "cpu" and right.stride(0) != 1:  # CUDA's is slow unless columns lie together
+        right = right.T.contiguous().T
     if rows >= LEAST_ROWS:
         return torch._int_mm(left, right)
     padded = left.new_zeros(LEAST_ROWS, left.shape[1])

@@ -13,6 +13,7 @@ from ..option_readers import ABOVE_ZERO
 from ..record import DEFAULT_WEIGHT_DECAY, BuildRequest, OptimizerRecord, SettingsView, changed_settings
 
 STEP = 1e-8  # EveryDream2's eps, the only number of AdaCoor
+MOST_IMAGES = 8  # of a step, by EveryDream2's advice
 
 
 class AdaCoor(ByTensor):
@@ -54,12 +55,19 @@ def _check_settings(settings: SettingsView) -> list[str]:
 
 def _remarks(settings: SettingsView) -> list[str]:
     rate, decay = settings.learning_rate, settings.weight_decay
-    return [f"adacoor ignores the learning rate ({rate:g}) and weight decay ({decay:g})"]
+    sentences = [f"adacoor ignores the learning rate ({rate:g}) and weight decay ({decay:g})"]
+    images = settings.batch_size * settings.accumulation
+    if images > MOST_IMAGES:
+        sentences.append(
+            f"a step has {images} images, and adacoor learns slowly with more than {MOST_IMAGES}: lower batch size or"
+            " gradient accumulation"
+        )
+    return sentences
 
 
 RECORD = OptimizerRecord(
     name="adacoor",
-    help="EveryDream2's, without a learning rate",
+    help="EveryDream2's, without a learning rate, for at most 8 images a step",
     full_name="graft_nodes.training.adacoor.AdaCoor",  # where the class was when the first files were saved
     build=_build,
     options={"eps": ABOVE_ZERO},

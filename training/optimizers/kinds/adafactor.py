@@ -6,13 +6,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ....patches.adapters.registry import trainable_kind
-from ..by_tensor import ByTensor, clip_rms_, inverse_root_, new_moment, rms
+from ..by_tensor import ByTensor, at_least, clip_rms_, inverse_root_, new_moment, rms, subtract_
 from ..option_readers import FLAG, number
 from ..record import (
     BuildRequest,
@@ -61,17 +61,53 @@ class Adafactor(ByTensor):
         clip_rms_(update, group["d"])
         rate = self._rate(p, group["lr"], step)
         p.mul_(1 - rate * group["weight_decay"])
-        p.add_(update, alpha=-rate)
+        subtract_(p, update, rate)
 
-    def _rate(self, p: Tensor, rate: float, step: float) -> float:
+    def _rate(self, p: Tensor, rate: float, step: float) -> Tensor | float:
         if self.relative_step:
             largest = _LARGEST_RATE
             if self.warmup_init:
                 largest = _SMALLEST_RATE * step
             rate = min(largest, 1 / math.sqrt(step))
         if self.scale_parameter:
-            rate *= max(SMALLEST_SIZE, rms(p))
+            return at_least(rms(p), SMALLEST_SIZE) * rate
         return rate
+
+
+class TorchsAdafactor(ByTensor):
+    """The formulas of torch's Adafactor, which reads two numbers for each tensor from its device. This one reads none.
+
+    The rate is min(lr, 1/sqrt(step)) times the RMS of the weight, at least 0.001. Weights decay by the learning rate
+    itself. Second moments are at least the square of the type's epsilon, and their divisor is at least epsilon.
+    """
+
+    def __init__(
+        self, params: Any, lr: float, weight_decay: float = 0.0, beta2_decay: float = -0.8, d: float = 1.0
+    ) -> None:
+        super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "beta2_decay": beta2_decay, "d": d})
+
+    def _move_(self, p: Tensor, gradient: Tensor, group: Mapping[str, Any]) -> None:
+        state, least = self.state[p], torch.finfo(p.dtype).eps
+        if not state:
+            state["step"] = torch.tensor(0.0)
+            state.update(new_moment(gradient, "row_var", "col_var", "variance"))
+        state["step"] += 1
+        step = float(state["step"])
+        share, rate = step ** group["beta2_decay"], min(group["lr"], 1 / math.sqrt(step))
+        size = at_least(rms(p), SMALLEST_SIZE)
+        p.mul_(1 - group["lr"] * group["weight_decay"])
+        if gradient.dim() < 2:
+            moment = state["variance"].lerp_(gradient * gradient, share).clone()
+        else:
+            rows = state["row_var"].lerp_(_mean_square(gradient, -1), share)
+            columns = state["col_var"].lerp_(_mean_square(gradient, -2), share)
+            moment = (rows @ columns).div_(rows.mean(-2, keepdim=True).clamp_(min=least))
+        update = moment.clamp_(min=least * least).rsqrt_().mul_(gradient)
+        subtract_(p, update, size * rate / at_least(rms(update) / group["d"], 1.0))
+
+
+def _mean_square(tensor: Tensor, dim: int) -> Tensor:
+    return tensor.norm(dim=dim, keepdim=True).square_().div_(tensor.shape[dim])
 
 
 def _scale_by_moment(gradient: Tensor, state: Mapping[str, Tensor], share: float) -> Tensor:
@@ -89,7 +125,9 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
     scale = options.pop("scale_parameter", True)
     rates: dict[str, Any] = {"lr": request.learning_rate, "weight_decay": request.weight_decay}
     if scale and not relative:
-        return torch.optim.Adafactor(request.groups, **rates, **options)
+        on_host = all(p.device.type == "cpu" for group in request.groups for p in group["params"])
+        kind: Any = torch.optim.Adafactor if on_host else TorchsAdafactor
+        return cast(torch.optim.Optimizer, kind(request.groups, **rates, **options))
     return Adafactor(
         request.groups, scale_parameter=scale, relative_step=relative, warmup_init=warmup_init, **rates, **options
     )

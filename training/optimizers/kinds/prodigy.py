@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from ..block_rates import parse_block_rates
+from ..by_tensor import widest_float
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, number
 from ..record import BuildRequest, OptimizerRecord, Package, RunFacts, SettingsView, changed_settings
 from . import adamw
@@ -20,9 +23,99 @@ def _build(request: BuildRequest) -> torch.optim.Optimizer:
     library: Any = importlib.import_module("prodigyopt")
     options = {"safeguard_warmup": request.warmup > 0, **request.options}
     optimizer = library.Prodigy(request.groups, lr=request.learning_rate, **options)
+    read_sums_together(optimizer)
     for group in optimizer.param_groups:
         group["weight_decay"] = request.weight_decay  # not given to its constructor, which prints
     return optimizer
+
+
+def read_sums_together(optimizer: torch.optim.Optimizer) -> None:
+    """Let a step of the library wait for a device once. By itself it reads two numbers for each tensor, of which it
+    needs nothing but their sums.
+    """
+    own = optimizer.step
+
+    def step(*args: Any, **kwargs: Any) -> Any:
+        with _ReadLater():
+            result = own(*args, **kwargs)
+        for group in optimizer.param_groups:
+            if "d_denom" in group:
+                group["d_denom"] = float(group["d_denom"])
+        return result
+
+    optimizer.step = step  # type: ignore[method-assign]
+
+
+class _ReadLater(TorchFunctionMode):
+    """While it is entered, numbers of a device stay there until their sum is needed; then all are read."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.unread: list[_Number] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is Tensor.item and args[0].device.type not in ("cpu", "meta"):
+            return _Number(self, args[0])
+        return func(*args, **(kwargs or {}))
+
+    def read(self) -> None:
+        """Read every number that was not."""
+        waiting, self.unread = self.unread, []
+        device = waiting[0].tensor.device
+        numbers = torch.stack([one.tensor.to(device, widest_float(device)) for one in waiting]).tolist()
+        for one, value in zip(waiting, numbers, strict=True):
+            one.value = value
+
+
+class _Number:
+    """A number on a device, times a factor of the host."""
+
+    def __init__(self, reader: _ReadLater, tensor: Tensor) -> None:
+        self.reader, self.tensor, self.factor = reader, tensor, 1.0
+        self.value: float | None = None
+        reader.unread.append(self)
+
+    def __rmul__(self, factor: float) -> _Number:
+        self.factor = factor
+        return self
+
+    def __radd__(self, first: float) -> _Sum:
+        return _Sum(first, [self])
+
+    def __float__(self) -> float:
+        if self.value is None:
+            self.reader.read()
+        assert self.value is not None
+        return self.factor * self.value
+
+
+class _Sum:
+    """A sum of such numbers, added up in their order as soon as anything else is done with it."""
+
+    def __init__(self, first: float, numbers: list[_Number]) -> None:
+        self._first, self._numbers = first, numbers
+
+    def __add__(self, number: _Number) -> _Sum:
+        return _Sum(self._first, [*self._numbers, number])
+
+    def __radd__(self, first: float) -> float:
+        return first + float(self)
+
+    def __rtruediv__(self, dividend: float) -> float:
+        return dividend / float(self)
+
+    def __eq__(self, other: object) -> bool:
+        return float(self) == other
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __float__(self) -> float:
+        total = self._first
+        for one in self._numbers:
+            total += float(one)
+        return total
 
 
 def _check_settings(settings: SettingsView) -> list[str]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..by_tensor import ByGroup, rms, widest_float
+from ..by_tensor import ByGroup, at_least, rms, widest_float
 from ..option_readers import ABOVE_ZERO, BELOW_ONE, FLAG, POSITIVE_BETAS, number
 from ..record import OptimizerRecord, RunFacts, SamplingWeights, SettingsView
 from . import schedulefree
@@ -59,9 +59,12 @@ class ProdigyPlus(ByGroup):
         settings |= {"d_coef": d_coef, "d_limiter": d_limiter, "factored": factored, "use_stableadamw": use_stableadamw}
         settings |= {"use_bias_correction": use_bias_correction, "schedulefree_c": schedulefree_c}
         super().__init__(params, {**settings, "k": 0, "d": d0, "d_numerator": 0.0, "weight_sum": 0.0})
+        self._found: list[tuple[dict[str, Any], Tensor]] = []  # not read yet
 
     def _step_group(self, group: dict[str, Any]) -> None:
-        """Move every tensor that has a gradient, then find the step size of the next step."""
+        """Move every tensor that has a gradient; the step size of the next step is found when `unread` is read."""
+        if self._found:
+            self.take([number.item() for number in self.unread()])
         moving = [p for p in group["params"] if p.grad is not None]
         group["k"] += 1
         rate, share = group["d"] * group["lr"], 1 - group["betas"][1]
@@ -77,8 +80,20 @@ class ProdigyPlus(ByGroup):
             average = min(1.0, average * (1 - group["betas"][0]) * group["schedulefree_c"])
         found = [self._move_(p, p.grad, group, rate, share, average, is_corrected) for p in moving]
         if found:
-            numerator, denominator = torch.stack([one.to(found[0].device) for one in found]).sum(0).tolist()
-            _find_step_size(group, numerator, denominator)
+            self._found.append((group, torch.stack([one.to(found[0].device) for one in found]).sum(0)))
+            if found[0].device.type == "cpu":  # where nobody waits
+                self.take([number.item() for number in self.unread()])
+
+    def unread(self) -> list[Tensor]:
+        """What the last step has found of the step size of the next one, on the device."""
+        return [number for _, sums in self._found for number in sums]
+
+    def take(self, numbers: Iterable[float]) -> None:
+        """The step size of the next step, from the numbers of `unread`."""
+        pairs = iter(numbers)
+        waiting, self._found = self._found, []
+        for group, _ in waiting:
+            _find_step_size(group, next(pairs), next(pairs))
 
     def _move_(
         self,
@@ -100,7 +115,8 @@ class ProdigyPlus(ByGroup):
         if ready:
             update.mul_(d).div_(root.add_(d * group["eps"]))
         if group["use_stableadamw"]:
-            update.div_(math.sqrt(max(1.0, rms(update))))
+            size = at_least(rms(update), 1.0)
+            update.div_(size.sqrt() if isinstance(size, Tensor) else math.sqrt(size))
         found = _toward(state, gradient, z, group)
         update.add_(p, alpha=group["weight_decay"])
         p.lerp_(z, average)

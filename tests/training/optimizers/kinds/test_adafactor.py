@@ -4,6 +4,7 @@ import pytest
 import torch
 from graft_nodes.training.optimizers import stepper
 from graft_nodes.training.optimizers.checks import remarks
+from graft_nodes.training.optimizers.kinds.adafactor import TorchsAdafactor
 from graft_nodes.training.optimizers.settings import OptimizerSettings
 from transformers.optimization import Adafactor
 
@@ -70,6 +71,24 @@ def test_without_options_it_is_torchs():
             parameter.grad = gradient
         optimizer.step()
     assert all(torch.equal(tensor, weights[name].detach()) for name, tensor in _trained("").items())
+
+
+@pytest.mark.parametrize("options", [{}, {"beta2_decay": -0.5, "d": 2.0}])
+def test_on_a_device_it_is_torchs_too(options):
+    """Its class there reads no number from the device; here it is on the CPU, as torch's."""
+    trained = []
+    for kind in (torch.optim.Adafactor, TorchsAdafactor):
+        weights = {name: torch.nn.Parameter(tensor) for name, tensor in _weights().items()}
+        optimizer = kind(list(weights.values()), lr=1e-2, weight_decay=0.01, **options)
+        for step in range(5):
+            for parameter, gradient in zip(weights.values(), _gradients(step), strict=True):
+                parameter.grad = gradient
+            optimizer.step()
+        trained.append((weights, [optimizer.state[p] for p in weights.values()]))
+    (theirs, their_state), (ours, our_state) = trained
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    for mine, torchs in zip(our_state, their_state, strict=True):
+        assert mine.keys() == torchs.keys() and all(torch.equal(mine[name], torchs[name]) for name in mine)
 
 
 def test_up_weights_move_at_adamws_rate_without_scale_parameter():
