@@ -34,7 +34,7 @@ class _Epoch(NamedTuple):
 class SmallBatch(NamedTuple):
     """A batch of an epoch that is not full: its number of images, the batch size, and one of its images."""
 
-    count: int
+    size: int
     batch_size: int
     image: DatasetImage
 

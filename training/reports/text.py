@@ -136,7 +136,7 @@ def _small_batches(dataset: Dataset, batch_size: int) -> list[str]:
     named = []
     for one in small[:_NAMED_BATCHES]:
         group = f", batch_id {one.image.batch_id}" if one.image.batch_id else ""
-        named.append(f"{one.count} of {one.batch_size} ({one.image.sides}{group})")
+        named.append(f"{one.size} of {one.batch_size} ({one.image.sides}{group})")
     more = ""
     if len(small) > len(named):
         more = f" and {len(small) - len(named)} more"
