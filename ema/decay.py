@@ -49,35 +49,34 @@ class EMASettings:
         "decay schedule",
         "constant",
         "How the decay changes over the run. constant: the decay below. ramp: min(decay, (1+n)/(10+n)), good for"
-        " short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse gamma and p the warmup power. power:"
-        " Karras 2024, with the first width. target: chosen so that the start share below is left after the run's"
-        " total steps.",
+        " short runs. warmup: 1-(1+n/g)^-p, where g is the warmup inverse gamma and p the warmup power. power: Karras"
+        " 2024, with the first width. target: chosen so that after the run's total steps, the start share below is"
+        " left.",
         choices=SCHEDULES,
         onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
         diffusers=(
             "use_ema_warmup",
-            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules begin at 0"
-            " and rise by themselves",
+            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules start at 0"
+            " and rise automatically",
         ),
     )
     decay: float = setting(
         "decay",
         0.999,
-        "How much of the average stays at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short runs."
-        " If the average lags behind the weights, lower it; if it is the same, raise it.",
+        "How much of the average is kept at each step. 0.999 averages about 1000 steps; lower it to 0.99 for short"
+        " runs. If the average lags behind the weights, lower it; if it is almost the same, raise it.",
         low=0.0,
         high=0.999999,
         step=0.0001,
         ai_toolkit="train.ema_config.ema_decay",
         onetrainer=(
             "EMA Decay",
-            "OneTrainer's is that of an update, Graft's that of a step: for an interval of 5 take the fifth root,"
-            " 0.9998 for 0.999",
+            "OneTrainer's is per update, Graft's per step: for an interval of 5 take the fifth root, 0.9998 for 0.999",
         ),
         everydream2=(
             "--ema_decay_rate",
-            "with decay schedule `constant`. EveryDream2's is that of an update, Graft's that of a step: for 0.99"
-            " every 50 steps set 0.9998",
+            "with decay schedule `constant`. EveryDream2's is per update, Graft's per step: for 0.99 every 50 steps"
+            " set 0.9998",
         ),
         diffusers=("decay", "0.9999 in diffusers, 0.999 here"),
     )
@@ -116,9 +115,9 @@ class EMASettings:
     interval: int = setting(
         "update every N steps",
         1,
-        "Updates the average every N steps. Raise it to save time. The decay stays that of one step: with 50, decay"
-        " 0.99 a step becomes 0.605 an update (0.99^50). EveryDream2's decay is that of an update: for its 0.99"
-        " every 50 steps set decay to 0.9998. An update is one pass over all tensors, as with diffusers' foreach.",
+        "Updates the average every N steps. Raise it to save time. Decay is still the decay per step: with 50, decay"
+        " 0.99 per step becomes 0.605 per update (0.99^50). EveryDream2's decay is per update: for its 0.99 every 50"
+        " steps, set decay to 0.9998. An update is one pass over all tensors, as with diffusers' foreach.",
         low=1,
         high=100000,
         advanced=True,
@@ -127,18 +126,18 @@ class EMASettings:
             "--ema_update_interval",
             "with gradient accumulation EveryDream2 multiplies it, Graft does not",
         ),
-        diffusers=("foreach", "has no switch: an update is always one pass over all tensors"),
+        diffusers=("foreach", "no switch: an update is always one pass over all tensors"),
     )
     device: str = setting(
         "store average on",
         "same",
-        "Where the average is kept. same: beside the weights. host: in CPU memory, to save GPU memory.",
+        "Where the average is kept. same: on the device of the weights. host: in CPU memory, to save GPU memory.",
         choices=DEVICES,
         advanced=True,
         everydream2=("--ema_device", "`cpu` is `host`, `cuda` is `same`"),
         diffusers=(
             "device",
-            "`cpu` is `host`. Copies run through pinned memory by themselves, without pin_memory and non_blocking",
+            "`cpu` is `host`. Copies go through pinned memory automatically, without pin_memory and non_blocking",
         ),
     )
     snapshots: int = setting(
@@ -161,7 +160,7 @@ class EMASettings:
     switch_every: int = setting(
         "reset to average every N steps",
         0,
-        "Sets the weights to their average every N steps and continues training from there. 0 is never.",
+        "Replaces the weights with their average every N steps and continues training from there. 0 is never.",
         low=0,
         high=1000000,
         advanced=True,

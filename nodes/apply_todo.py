@@ -30,9 +30,9 @@ class ApplyToDo(GraftNode):
             display_name="Apply ToDo (Token Downsampling)",
             category="Graft/model",
             description=(
-                "Makes self-attention faster, in sampling and in training. Keys and values come from a"
-                " smaller token grid; queries stay as they are, so the image keeps its resolution. Factor"
-                " 2 keeps a quarter of the tokens. The larger the image, the larger the gain."
+                "Makes self-attention faster, in sampling and in training. Keys and values come from a smaller token"
+                " grid; the queries stay complete, so the image keeps its resolution. Factor 2 keeps a quarter of the"
+                " tokens. The larger the image, the larger the gain."
             ),
             **search_aliases("todo", "token downsampling", "token merging", "tome", "faster attention", "speed"),
             inputs=[
@@ -76,8 +76,8 @@ class ApplyTREAD(GraftNode):
             display_name="Apply TREAD (Token Routing)",
             category="Graft/model",
             description=(
-                "Makes training faster: in every step a random part of the image's tokens skips a span of blocks and"
-                " comes back behind them. Previews, validation and sampling run on the whole model. Works together"
+                "Makes training faster: in every step a random part of the image's tokens skips some of the blocks"
+                " and comes back after them. Previews, validation and sampling run on the whole model. Works together"
                 " with Apply ToDo."
             ),
             **search_aliases("tread", "token routing", "skip tokens", "faster training", "speed"),

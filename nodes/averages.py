@@ -169,8 +169,8 @@ class EMAMerge(GraftNode):
                     "snapshots",
                     optional=True,
                     tooltip=(
-                        "From Snapshots: those of a run, or files. Connect either this, a training state or a"
-                        " LoRA stack."
+                        "From Snapshots: a run's snapshots, or files. Connect either this, a training state or a LoRA"
+                        " stack."
                     ),
                 ),
                 LoraStack.Input(

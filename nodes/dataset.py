@@ -74,7 +74,7 @@ class GraftDataset(GraftNode):
                     "more_images",
                     optional=True,
                     tooltip=(
-                        "Optional. Another Dataset whose images are trained as well, with its own repeats, captions,"
+                        "Optional. Another Dataset whose images are trained on too, with its own repeats, captions,"
                         " resolution and batch size. Chain as many as you like."
                     ),
                 ),
@@ -222,8 +222,8 @@ class GraftSamples(GraftNode):
             display_name="Samples",
             category="Graft/training",
             description=(
-                "Makes a dataset of latents and conditionings from the graph, one conditioning for each sample: with"
-                " reference images, control, clips or sound, as the model's own nodes make them."
+                "Makes a dataset from latents and conditionings of the graph, with one conditioning for each sample:"
+                " also with reference images, control, clips or sound, as the model's own nodes make them."
             ),
             **search_aliases("dataset", "samples", "training images", "edit", "video", "kontext", "image to video"),
             is_input_list=True,
@@ -231,7 +231,7 @@ class GraftSamples(GraftNode):
                 io.Latent.Input(
                     "latents",
                     tooltip=(
-                        "What to train on: a list of latents of pictures, clips or sound. A batch counts as many"
+                        "What to train on: a list of latents of pictures, clips or sound. A batch counts as several"
                         " samples."
                     ),
                 ),
@@ -251,14 +251,14 @@ class GraftSamples(GraftNode):
                 io.Mask.Input(
                     "masks",
                     optional=True,
-                    tooltip="Optional. A list of masks: the loss counts where they are white. Or one for all.",
+                    tooltip="Optional. A list of masks, or one for all: only their white areas count in the loss.",
                 ),
                 io.Conditioning.Input(
                     "empty",
                     optional=True,
                     tooltip=(
-                        "The conditioning of an empty prompt, for conditioning dropout. Reference latents and the like"
-                        " stay those of the sample."
+                        "The conditioning of an empty prompt, for conditioning dropout. It replaces only the prompt;"
+                        " reference latents and the like stay."
                     ),
                 ),
                 io.Clip.Input(

@@ -81,7 +81,7 @@ class GraftDemoVAE(GraftNode):
                     min=0.0,
                     max=10.0,
                     step=0.1,
-                    tooltip="Spoils the decoder: noise and a color cast. 1 is easy to see; 0 is off.",
+                    tooltip="Damages the decoder with noise and a color cast. 1 is easy to see; 0 is off.",
                 )
             ],
             outputs=[io.Vae.Output()],

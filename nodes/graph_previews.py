@@ -130,7 +130,8 @@ class PausingStep:
 
     def _previews(self) -> list[tuple[str, float]]:
         assert self.training is not None and self.call.shows is not None
-        labels = ["weights", "average"] if self.training.at.average else ["weights"]
+        there = ["weights", "average"] if self.training.at.average else ["weights"]
+        labels = [label for label in there if self.call.sampled.shows(label)]
         shown = [label for label in labels if self.call.sampled.shows(label)]
         return [(label, strength) for label in shown for strength in self.call.shows.strengths]
 

@@ -152,8 +152,8 @@ class GraftLoRAStack(_RowsNode):
             display_name="LoRA Stack",
             category="Graft/lora",
             description=(
-                "Lists LoRA files and their strengths in the order in which they are applied. Other node"
-                " packs read and write the same LORA_STACK. Patch Model with LoRA Stack applies it."
+                "Lists LoRA files and their strengths, in the order in which they are applied. Other node packs read"
+                " and write the same LORA_STACK. Patch Model with LoRA Stack applies it."
             ),
             **search_aliases("lora stack", "lora list", "multi lora", "lora loader", "power lora"),
             inputs=[
@@ -214,8 +214,8 @@ class LoRAStackPatch(GraftNode):
                     max=100.0,
                     step=0.01,
                     tooltip=(
-                        "Strength of the trained LoRA, for model and CLIP alike. Lower it if the effect is too"
-                        " strong; 0 leaves the LoRA out."
+                        "Strength of the trained LoRA on both model and CLIP. Lower it if the effect is too strong; 0"
+                        " leaves the LoRA out."
                     ),
                 ),
                 io.Combo.Input(
@@ -224,10 +224,10 @@ class LoRAStackPatch(GraftNode):
                     options=list(MODES),
                     default=MODES[0],
                     tooltip=(
-                        "merge: adds the LoRAs into the weights while the model is loaded. bypass: adds them at"
-                        " the activations, for quantized models. host: ComfyUI's own patches, for merging,"
-                        " extracting and saving models. auto: merges, and uses bypass for quantized weights and"
-                        " where merging is impossible; the report says why."
+                        "merge: adds the LoRAs to the weights while the model is loaded. bypass: adds them at the"
+                        " activations, for quantized models. host: ComfyUI's own patches, for merging, extracting and"
+                        " saving models. auto: merges, and uses bypass for quantized weights and where merging is"
+                        " impossible; the report says why."
                     ),
                 ),
                 advanced_input(
@@ -238,7 +238,7 @@ class LoRAStackPatch(GraftNode):
                     optional=True,
                     tooltip=(
                         "For OFT and BOFT files only. ComfyUI's LoRA loader counts their strength twice: 0.5 makes a"
-                        " quarter of the change. Switch this on to get the image of an old workflow at its strength."
+                        " quarter of the change. Switch this on so that an old workflow gives the same image."
                     ),
                 ),
             ],
@@ -319,8 +319,8 @@ class GraftSaveLoRA(GraftNode):
             display_name="Save LoRA",
             category="Graft/lora",
             description=(
-                "Saves a trained LoRA as a safetensors file under ComfyUI's output folder. The same"
-                " training writes the same bytes."
+                "Saves a trained LoRA as a safetensors file under ComfyUI's output folder. The same training gives a"
+                " file with the same bytes."
             ),
             **search_aliases("save lora", "export lora", "lora file"),
             is_output_node=True,
@@ -344,8 +344,8 @@ class GraftSaveLoRA(GraftNode):
                     default="kohya",
                     tooltip=(
                         "The names of the tensors in the file. kohya (lora_unet_...) is read by most tools; peft"
-                        " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui is ComfyUI's own;"
-                        " t-lora those of T-LoRA's authors, for T-LoRAs of a UNet's attention layers."
+                        " (lora_A and lora_B, alpha multiplied in) by diffusers; comfyui: ComfyUI's own names; t-lora:"
+                        " the names of T-LoRA's authors, for T-LoRAs on a UNet's attention layers."
                     ),
                 ),
                 advanced_input(
@@ -477,7 +477,7 @@ class GraftSaveWords(GraftNode):
             **search_aliases("save embedding", "textual inversion", "export embedding"),
             is_output_node=True,
             inputs=[
-                LoraModel.Input("lora_model", tooltip="From Train Step or EMA Merge, with words of Train Words."),
+                LoraModel.Input("lora_model", tooltip="From Train Step or EMA Merge, with words from Train Words."),
             ],
             outputs=[io.String.Output(display_name="path")],
         )
@@ -536,8 +536,8 @@ class GraftLoRAEffect(GraftNode):
             display_name="LoRA Effect",
             category="Graft/lora",
             description=(
-                "Measures how much each block of each LoRA of a stack changes what the model predicts for your prompt,"
-                " and writes block weights that keep only the blocks that matter. The model is not changed."
+                "Measures how much each block of each LoRA in a stack changes what the model predicts for your"
+                " prompt, and writes block weights that keep only the blocks that matter. The model is not changed."
             ),
             **search_aliases(
                 "lora analysis", "lora block weight", "lbw", "lora blocks", "lora layers", "which blocks matter"
@@ -553,13 +553,13 @@ class GraftLoRAEffect(GraftNode):
                 ),
                 io.Conditioning.Input(
                     "positive",
-                    tooltip="A prompt that the LoRAs are for, with their trigger words. Other prompts, other blocks.",
+                    tooltip="A prompt for these LoRAs, with their trigger words. Other prompts may use other blocks.",
                 ),
                 io.Latent.Input(
                     "latent",
                     tooltip=(
                         "The size to measure in. An empty latent measures on pure noise; a latent with a picture gets"
-                        " noise on top. A small one is faster and tells nearly the same."
+                        " noise on top. A small one is faster and gives nearly the same result."
                     ),
                 ),
                 io.Int.Input(
@@ -581,8 +581,8 @@ class GraftLoRAEffect(GraftNode):
                     max=1.0,
                     step=0.05,
                     tooltip=(
-                        "Keeps the strongest blocks of each row up to this share of its effect, and switches the others"
-                        " off in the stack that comes out. Lower it to 0.7 for fewer blocks; 1 keeps all."
+                        "Keeps the strongest blocks of each row up to this share of its effect, and switches off the"
+                        " others in the output stack. Lower it to 0.7 for fewer blocks; 1 keeps all."
                     ),
                 ),
                 advanced_input(
@@ -650,15 +650,15 @@ class GraftLoRAConflicts(GraftNode):
             display_name="LoRA Conflicts",
             category="Graft/lora",
             description=(
-                "Compares the LoRAs of a stack pair by pair: in which blocks they cancel or repeat each other, and"
-                " writes block weights that end it. Only the weights are compared, so it takes seconds."
+                "Compares the LoRAs of a stack in pairs, shows in which blocks they cancel or repeat each other, and"
+                " writes block weights that stop it. It compares only the weights, so it takes seconds."
             ),
             **search_aliases(
                 "lora analysis", "lora overlap", "lora interference", "lora conflict", "lora block weight"
             ),
             is_output_node=True,
             inputs=[
-                io.Model.Input("model", tooltip="The diffusion model that the LoRAs are for. It tells their layers."),
+                io.Model.Input("model", tooltip="The diffusion model that the LoRAs are for. It defines the layers."),
                 LoraStack.Input(
                     "lora_stack",
                     tooltip="Two or more LoRAs, compared at their strengths and block weights, from LoRA Stack.",
@@ -671,8 +671,8 @@ class GraftLoRAConflicts(GraftNode):
                     max=1.0,
                     step=0.01,
                     tooltip=(
-                        "The cosine from which two LoRAs conflict in a block, with either sign. LoRAs that have nothing"
-                        " to do with each other are near 0. Raise it to 0.3 to change only the worst blocks."
+                        "The cosine from which two LoRAs conflict in a block, with either sign. LoRAs that have"
+                        " nothing in common are near 0. Raise it to 0.3 to change only the worst blocks."
                     ),
                 ),
             ],

@@ -73,8 +73,8 @@ class GraftMergeLoRAs(GraftNode):
             display_name="Merge LoRAs",
             category="Graft/lora",
             description=(
-                "Merges a whole stack into one LoRA, strengths included: the exact same change, the"
-                " closest one of a rank you choose, or a mix by TIES, DARE, DELLA and others."
+                "Merges a whole stack with its strengths into one LoRA: exactly the same change, the closest change"
+                " of a rank you choose, or a mix by TIES, DARE, DELLA and others."
             ),
             **search_aliases("merge lora", "combine lora", "resize lora", "svd", "ties", "dare", "della", "karcher"),
             inputs=[
@@ -97,8 +97,8 @@ class GraftMergeLoRAs(GraftNode):
                     "model",
                     optional=True,
                     tooltip=(
-                        "The model that the LoRAs are for. Needed for kinds that change the weight they find:"
-                        " DoRA, OFT, BOFT, GLoRA, IA3 and set_weight."
+                        "The model that the LoRAs are for. Needed for kinds whose change depends on the model's"
+                        " weight: DoRA, OFT, BOFT, GLoRA, IA3 and set_weight."
                     ),
                 ),
                 io.Clip.Input(

@@ -19,7 +19,8 @@ class GraftLossPlot(GraftNode):
             display_name="Loss Plot",
             category="Graft/training",
             description=(
-                "Draws the loss of a training run as an image: every step faintly, the smoothed curve on top."
+                "Draws the loss of a training run as an image: every step in a pale color, with the smoothed curve on"
+                " top."
             ),
             **search_aliases("loss plot", "loss graph", "training curve", "loss curve"),
             inputs=[

@@ -27,8 +27,8 @@ class GraftPreviewBegin(GraftNode):
             display_name="Preview Begin",
             category="Graft/training",
             description=(
-                "Begins previews with your own nodes: gives the model as it is at that step of the training. What lies"
-                " between this node and Preview End runs at every preview of Train Step."
+                "Begins previews with your own nodes: it gives them the model at that step of the training. The nodes"
+                " between this one and Preview End run at every preview of Train Step."
             ),
             **search_aliases("preview", "sample", "training preview", "sample while training"),
             inputs=[],
@@ -62,8 +62,8 @@ class GraftPreviewEnd(GraftNode):
             display_name="Preview End",
             category="Graft/training",
             description=(
-                "Ends previews with your own nodes: what you connect here is shown on Train Step and kept with the run,"
-                " at every preview."
+                "Ends previews with your own nodes: at every preview, what you connect here is shown on Train Step"
+                " and kept with the run."
             ),
             **search_aliases("preview", "sample", "training preview", "sample while training"),
             inputs=[

@@ -27,8 +27,8 @@ class GraftRecipe(GraftNode):
             display_name="Training Recipe",
             category="Graft/training",
             description=(
-                "Chooses all training settings from the model, what you want to train and your memory, by the settings"
-                " that kohya, AI-Toolkit and OneTrainer publish. The report says each choice and why."
+                "Chooses all training settings for your model, your goal and your memory, from the settings that"
+                " kohya, AI-Toolkit and OneTrainer publish. The report lists each choice and the reason."
             ),
             **search_aliases("preset", "defaults", "vram", "auto settings", "lora preset", "low memory"),
             inputs=[
@@ -38,8 +38,8 @@ class GraftRecipe(GraftNode):
                     "dataset",
                     optional=True,
                     tooltip=(
-                        "Optional. The dataset to train on: memory is then counted for its image sizes and batch sizes."
-                        " Without it, for the resolution that is published for the model."
+                        "Optional. The dataset to train on: memory is then planned for its image sizes and batch"
+                        " sizes. Without it, memory is planned for the resolution that is published for the model."
                     ),
                 ),
             ],

@@ -199,8 +199,8 @@ def run_settings() -> Any:
         optional=True,
         tooltip=(
             "What to train and how, from Training Recipe, or from Adapter, Optimizer, Objective and EMA Settings, one"
-            " after another. If left empty: a LoRA of rank 16 on the attention layers with AdamW at 1e-4, and no"
-            " average."
+            " after another. If nothing is connected: a LoRA of rank 16 on the attention layers with AdamW at 1e-4,"
+            " and no average."
         ),
     )
 

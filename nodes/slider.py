@@ -28,21 +28,24 @@ class GraftSlider(GraftNode):
             display_name="Slider",
             category="Graft/training",
             description=(
-                "Trains a LoRA as a slider: a strength above 0 moves a property one way, below 0 the other way. From"
-                " prompts alone, without pictures, or from pairs of pictures. Connect it to Start Training as dataset."
+                "Trains a LoRA as a slider: a strength above 0 moves a property one way, below 0 the other way. It"
+                " learns from prompts alone, without pictures, or from pairs of pictures. Connect it to dataset of"
+                " Start Training."
             ),
             **search_aliases("concept slider", "slider lora", "direction", "leco", "image slider", "attribute"),
             inputs=[
                 *inputs_of(cls.settings_class),
                 io.Clip.Input("clip", optional=True, tooltip="Encodes the prompts. Picture pairs need none."),
-                io.Vae.Input("vae", optional=True, tooltip="Without pictures: tells the shape of the latents."),
+                io.Vae.Input(
+                    "vae", optional=True, tooltip="Without pictures: Graft reads the shape of the latents from it."
+                ),
                 Dataset.Input(
                     "dataset",
                     optional=True,
                     tooltip=(
-                        "From Dataset. For prompts optional: its pictures are trained on in place of noise, without"
-                        " their captions. For picture pairs: name.win.png for strength 1 with name.lose.png for -1, or"
-                        " pictures with a control picture each as reference latents."
+                        "From Dataset. Optional for prompts: the slider is trained on its pictures instead of noise,"
+                        " without their captions. For picture pairs: name.win.png for strength 1 with name.lose.png"
+                        " for -1, or pictures with a control picture each as reference latents."
                     ),
                 ),
             ],

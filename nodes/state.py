@@ -50,9 +50,8 @@ class GraftSaveState(GraftNode):
             display_name="Save State",
             category="Graft/training",
             description=(
-                "Saves a training state under a name, with optimizer, averages, history and settings, so"
-                " that you can continue it later or on another machine. Train Step stores its own results"
-                " by itself."
+                "Saves a training state under a name, with optimizer, averages, history and settings, so that you can"
+                " continue it later or on another machine. Train Step stores its own results automatically."
             ),
             **search_aliases("save training", "checkpoint", "export state", "resume"),
             is_output_node=True,
@@ -62,7 +61,7 @@ class GraftSaveState(GraftNode):
                     "name",
                     display_name="name",
                     default="state",
-                    tooltip="Folder under output/graft_states. A saved state of the same name is replaced.",
+                    tooltip="Folder under output/graft_states. A saved state with the same name is replaced.",
                 ),
                 advanced_input(
                     io.Float,
@@ -172,16 +171,16 @@ class GraftLoadState(GraftNode):
                     "training_only",
                     optional=True,
                     tooltip=(
-                        "The training-only LoRA that the state was trained with, if it was. Needed only to continue"
-                        " training."
+                        "The training-only LoRA that the state was trained with, if it had one. Needed only to"
+                        " continue training."
                     ),
                 ),
                 io.Model.Input(
                     "low_noise_model",
                     optional=True,
                     tooltip=(
-                        "For the saved states of both experts of Wan 2.2: connect the low noise model here and the high"
-                        " noise one to model, and choose either of the two states. Both are loaded."
+                        "For the saved states of both experts of Wan 2.2: connect the low noise model here and the"
+                        " high noise model to model, and choose either of the two states. Both are loaded."
                     ),
                 ),
                 LoraStack.Input(
@@ -305,9 +304,8 @@ class GraftSplitExperts(GraftNode):
             display_name="Split Expert Pair",
             category="Graft/training",
             description=(
-                "Splits the training state of both experts of Wan 2.2 into two: their training states, their models"
-                " with what was trained, and their LoRAs. Sample with the high noise model first, then with the low"
-                " noise one."
+                "Splits the training state of both experts of Wan 2.2 into two: their training states, their trained"
+                " models, and their LoRAs. Sample with the high noise model first, then with the low noise one."
             ),
             **search_aliases("wan 2.2", "high noise", "low noise", "experts", "split state"),
             inputs=[

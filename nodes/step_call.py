@@ -16,6 +16,7 @@ from .. import host
 from ..patches.lora_files.entry import LoraEntry
 from ..storage.printable import logger
 from ..training.distributed import process_group
+from ..training.settings import GO_ON
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -331,6 +332,8 @@ class StepCall:
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
+        self.savings: list[str] = []  # that were taken when memory ran out
+        self.has_layers_on_host = state.settings.optimizer.offload == "layers"
         self.shows = None  # what previews show
         if state.subject.dataset is not None:
             self.shows = task_of(state).previews(state, state.subject.dataset)
@@ -423,7 +426,14 @@ class StepCall:
             raise_if_interrupted=host.events.raise_if_interrupted,
             take_wish=self.events.take_wish,
             save_asked=self.report_saved,
+            save_memory=self.save_memory if chosen.when_short == GO_ON else None,
         )
+
+    def save_memory(self, state: TrainState, words: str) -> None:
+        """Goes on with one more saving, and says so to pages."""
+        self.has_layers_on_host = state.settings.optimizer.offload == "layers"
+        self.savings.append(words)
+        log.warning("Graft: memory ran out at step %d: %s, and training goes on", state.step + 1, words)
 
     def report_saved(self, state: TrainState) -> None:
         """Tells pages that the state was saved as asked."""
@@ -438,7 +448,7 @@ class StepCall:
     def open_denoiser(self) -> AbstractContextManager[Any]:
         """The denoiser of the state's model."""
         state = self.state
-        waiting = state.settings.optimizer.offload == "layers" or state.start.adapter.quantized_base
+        waiting = self.has_layers_on_host or state.start.adapter.quantized_base
         return open_denoiser(state, waiting or process_group.current().shard)
 
     def describe_end(self, result: TrainState) -> dict[str, Any]:
@@ -456,8 +466,10 @@ class StepCall:
             held_out = {"validation": validation.weights, "average": validation.average}
             if validation.accuracy is not None:
                 held_out["accuracy"] = validation.accuracy
-        measurements = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
+        measurements: dict[str, Any] = {"loss": moved.loss, "rate": moved.rate, "norm": moved.norm, **held_out}
         memory = used_memory(self.state.subject.model.load_device)
+        if self.savings:
+            measurements["saving"] = list(self.savings)
         self.events.report_step({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
         if self.writer is not None:
             self.writer.write(step, moved, validation)

@@ -93,8 +93,7 @@ class GraftTrainStart(_RunStart):
                 io.Model.Input(
                     "model",
                     tooltip=(
-                        "The model to train. Its weights are never changed. Put Apply ToDo in front of it to"
-                        " train faster."
+                        "The model to train. Its weights are never changed. Put Apply ToDo before it to train faster."
                     ),
                 ),
                 Dataset.Input("dataset", tooltip="From Dataset: the images and captions to train on."),
@@ -155,8 +154,9 @@ class GraftTrainPairStart(_RunStart):
                     "low_noise_settings",
                     optional=True,
                     tooltip=(
-                        "What is different for the low noise model: Adapter Settings with its own rank or initial LoRA,"
-                        " and its own Training-only LoRA. If left empty, both models have the same settings."
+                        "The settings that differ for the low noise model: Adapter Settings with its own rank or"
+                        " initial LoRA, and its own Training-only LoRA. If nothing is connected, both models have the"
+                        " same settings."
                     ),
                 ),
                 io.Clip.Input("clip", optional=True, tooltip="Passed on to Train Step's CLIP output."),
@@ -369,9 +369,9 @@ class TrainStep(GraftNode):
             display_name="Train Step",
             category="Graft/training",
             description=(
-                "Trains for some steps. A training state goes in and a new one comes out; the old one is"
-                " still there. Chain two nodes, branch three from one, or sample in between. Results are"
-                " stored, so no step is trained twice."
+                "Trains for some steps. A training state goes in, and a new one comes out; the old one stays usable."
+                " Chain two nodes, branch three from one, or sample in between. Results are stored, so no step is"
+                " trained twice."
             ),
             **search_aliases("train", "lora training", "fine-tune", "train lora", "validation", "loss curve"),
             is_output_node=True,
@@ -391,8 +391,8 @@ class TrainStep(GraftNode):
                     "settings",
                     optional=True,
                     tooltip=(
-                        "Optional. New optimizer, loss and noise settings from this step on. If left empty, the"
-                        " settings already in the state are used."
+                        "Optional. New optimizer, loss and noise settings from this step on. If nothing is connected,"
+                        " the settings in the state are used."
                     ),
                 ),
                 Previews.Input(
@@ -401,7 +401,7 @@ class TrainStep(GraftNode):
                     lazy=True,  # its nodes run at each preview, and never by themselves
                     tooltip=(
                         "Optional. From Preview End: samples the previews with your own nodes, from Preview Begin to"
-                        " there, in place of positive, negative and latent."
+                        " Preview End, instead of positive, negative and latent."
                     ),
                 ),
             ],

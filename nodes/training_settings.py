@@ -103,8 +103,8 @@ class GraftWords(SettingsNode):
         return cls.define_settings(
             "GraftWords",
             "Train Words",
-            "Trains words (textual inversion): where a caption has the word, the text encoder reads a few trained"
-            " vectors. With an adapter beside it, it is pivotal tuning.",
+            "Trains words (textual inversion): in place of the word, the text encoder reads a few trained vectors."
+            " Together with an adapter this is pivotal tuning.",
             ("textual inversion", "embedding", "pivotal tuning", "new token", "trigger word"),
         )
 
@@ -223,7 +223,7 @@ class GraftTrainingOnlyLoRA(SettingsNode):
             "GraftTrainingOnlyLoRA",
             "Training-only LoRA",
             "For distilled models such as Z-Image Turbo: their training adapter. It is on while the loss is computed,"
-            " and off in previews, in MODEL and in what is saved.",
+            " and off in previews, in MODEL and in saved files.",
             ("training adapter", "assistant lora", "de-distill", "z-image turbo", "turbo"),
             LoraStack.Input("lora_stack", tooltip="The training adapter, from LoRA Stack."),
         )

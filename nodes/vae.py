@@ -38,14 +38,14 @@ class GraftTrainVAEStart(GraftNode):
                 io.Vae.Input("vae", tooltip="The VAE to train. Its weights are never changed."),
                 Dataset.Input(
                     "dataset",
-                    tooltip="From Dataset: its images are used, not its captions. Hold some out to measure.",
+                    tooltip="From Dataset: its images are used, not its captions. Hold some out to measure the error.",
                 ),
                 Settings.Input(
                     "settings",
                     optional=True,
                     tooltip=(
-                        "How to train, from Optimizer Settings, and EMA Settings for an average. If left empty, AdamW"
-                        " at 1e-4 with batch size 1. For published VAEs use 1e-5 to 5e-5."
+                        "How to train, from Optimizer Settings, and EMA Settings for an average. If nothing is"
+                        " connected: AdamW at 1e-4 with batch size 1. For published VAEs use 1e-5 to 5e-5."
                     ),
                 ),
                 *inputs_of(cls.settings_class),
@@ -88,7 +88,7 @@ class GraftTrainedVAE(GraftNode):
             display_name="Trained VAE",
             category="Graft/training",
             description=(
-                "The VAE with what was trained: connect it to VAE Decode, or to VAE Save, whose file Load VAE loads."
+                "Gives you the trained VAE. Connect it to VAE Decode, or to VAE Save, whose file Load VAE loads."
             ),
             **search_aliases("save vae", "autoencoder", "train vae"),
             inputs=[

@@ -27,6 +27,9 @@ NODES = {
 }
 
 
+GO_ON = "save more and go on"
+
+
 @dataclass(frozen=True)
 class TrainingSettings:
     """The settings of a training. A part that is None was not chosen: a run takes its defaults, and has no average, no
@@ -117,15 +120,15 @@ class StepSettings:
             "--save_every_n_steps, --save_state, --resume",
             "they are states; Save LoRA makes a file of one, and a run goes on when it is queued again",
         ),
-        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, as 2000. Each takes the place of the last"),
+        lunnova=("periodic_checkpoint_overwrite", "`every_n_train_steps`, such as 2000. Each replaces the last one"),
         ai_toolkit="save.save_every",
         onetrainer=("Save Every", "Continue from last backup: queue again"),
     )
     keep: str = setting(
         "states to keep",
         "best",
-        "Which states stay on disk. last: the final one. best: also the one with the lowest held-out loss, that of"
-        " the average if there is one. every: these and all snapshots, if you want to branch from them.",
+        "Which states stay on disk. last: the final one. best: also the one with the lowest held-out loss; if there"
+        " is an average, its loss counts. every: these and all snapshots, if you want to branch from them.",
         choices=KEEPS,
         advanced=True,
         ai_toolkit=("save.max_step_saves_to_keep", "`every` keeps all"),
@@ -142,6 +145,15 @@ class StepSettings:
         onetrainer="Backup After",
         everydream2="ckpt_every_n_minutes",
     )
+    when_short: str = setting(
+        "when memory runs out",
+        GO_ON,
+        "What to do when memory runs out. save more and go on: takes the next saving that leaves the result as it is,"
+        " in the order of the plan (gradient checkpointing, then offload to CPU memory), and trains on from the last"
+        " whole step. stop: ends with an error.",
+        choices=(GO_ON, "stop"),
+        advanced=True,
+    )
     tensorboard: bool = setting(
         "write TensorBoard logs",
         False,
@@ -157,9 +169,8 @@ class StepSettings:
         "more preview prompts",
         "",
         "More prompts for the previews, one per line, at most 16. Lines that start with # are skipped. They are"
-        " encoded with the CLIP of Start Training, with what is trained of it so far, and sampled with the run's"
-        " seed. kohya's --n, --d, --s, --l, --g, --ss, --w and --h, and --sc for the scheduler, work at the end of a"
-        " line.",
+        " encoded with the CLIP of Start Training as trained so far, and sampled with the run's seed. kohya's --n,"
+        " --d, --s, --l, --g, --ss, --w and --h, and --sc for the scheduler, work at the end of a line.",
         multiline=True,
         advanced=True,
         kohya=(
@@ -172,9 +183,9 @@ class StepSettings:
     switch_every: int = setting(
         "switch experts every N steps",
         50,
-        "For both experts of Wan 2.2: trains one for N steps, then the other, with one model in VRAM at a time. The"
-        " result does not depend on it. Raise it if loading takes long; 0 trains the high noise expert first and"
-        " then the low noise one.",
+        "For both experts of Wan 2.2: trains one for N steps, then the other, with one model in VRAM at a time. It"
+        " does not change the result. Raise it if loading takes long; 0 trains the high noise expert first and then"
+        " the low noise one.",
         low=0,
         high=1_000_000,
         advanced=True,
@@ -183,18 +194,18 @@ class StepSettings:
     keep_every: int = setting(
         "keep a state every N steps",
         0,
-        "Keeps the state of every N-th step for good, beside the snapshots of which each takes the place of the one"
-        " before: snapshot every 2,000 steps and keep every 20,000. 0 is never.",
+        "Keeps the state of every N-th step for good, in addition to the snapshots, each of which replaces the one"
+        " before it: for example, snapshot every 2,000 steps and keep every 20,000. 0 is never.",
         low=0,
         high=10_000_000,
         advanced=True,
-        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, as 20000"),
+        lunnova=("periodic_checkpoint, save_top_k: -1", "`every_n_train_steps`, such as 20000"),
     )
     preview_of: str = setting(
         "previews show",
         "both",
         "Which weights previews are sampled with: the trained weights, their average, or both one after the other."
-        " One of them alone takes half the time.",
+        " Only one of them takes half the time.",
         choices=SHOWN,
         advanced=True,
         everydream2=(
@@ -206,7 +217,7 @@ class StepSettings:
     log_seconds: int = setting(
         "write logs every N seconds",
         120,
-        "How often what TensorBoard shows is written to disk. Lower it to see a slow run sooner.",
+        "How often the TensorBoard files are written to disk. Lower it to see a slow run sooner.",
         low=1,
         high=86_400,
         advanced=True,

@@ -482,7 +482,7 @@ function summary(found) {
   const lines = []
   if (found.seen < found.found) lines.push(t('first {seen} of {found} looked at', found))
   if (found.train !== undefined) lines.push(t('{train} to train on, {held_out} held out', found))
-  if (found.a_round > found.count) lines.push(t('{count} a round with repeats', { count: found.a_round }))
+  if (found.a_round > found.count) lines.push(t('{count} per epoch with repeats', { count: found.a_round }))
   return [...lines, ...(found.placed ?? [])]
 }
 

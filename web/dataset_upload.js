@@ -198,7 +198,7 @@ async function uploadOne({ path, file }, folder, overwrite, signal) {
     if (response.status === 413) return t('too large for this ComfyUI (its option --max-upload-size)')
     if (!response.ok) return `${(await response.text()).slice(0, 200) || response.statusText} (${response.status})`
     const stored = await response.json()
-    if (stored.name !== name) return t('the name was taken meanwhile; it is stored as {name}', { name: stored.name })
+    if (stored.name !== name) return t('another file took the name; it is stored as {name}', { name: stored.name })
   } catch (error) {
     return signal.aborted ? t('stopped') : error.message
   }

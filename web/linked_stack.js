@@ -13,7 +13,7 @@ const MOST = 100 // nodes on the way, against a graph that leads round in circle
 export function changeRows(node, files, changes) {
   const stacks = stacksInto(node)
   if (!stacks) {
-    const text = t('The stack comes from another node than LoRA Stack. Use the output LORA_STACK instead.')
+    const text = t('The stack does not come from LoRA Stack. Use the output LORA_STACK instead.')
     return { text, wrong: true }
   }
   const lists = stacks.map((stack) => ({ widget: widgetOf(stack), rows: parse(String(widgetOf(stack).value ?? '')) }))
@@ -24,7 +24,7 @@ export function changeRows(node, files, changes) {
   const others = used.filter((row, index) =>
     Object.entries(changes[index]).some(([field, value]) => row[field] !== value),
   )
-  if (!others.length) return { text: t('The rows have these block weights already.'), wrong: false }
+  if (!others.length) return { text: t('The rows already have these block weights.'), wrong: false }
   used.forEach((row, index) => Object.assign(row, changes[index]))
   changing(() => {
     for (const { widget, rows } of lists) {

@@ -32,7 +32,7 @@ export function dropFiles(node, element, take) {
 /** Bring a file to the loras folder; its name there. An Error says why not. */
 export async function bring(file, say) {
   if (!/\.safetensors$/i.test(file.name)) {
-    throw new Error(t('“{file}” is no LoRA: drop a .safetensors file', { file: file.name }))
+    throw new Error(t('“{file}” is not a LoRA: drop a .safetensors file', { file: file.name }))
   }
   const name = encodeURIComponent(file.name)
   await asked(`/graft/lora_upload?name=${name}&size=${file.size}`)

@@ -49,7 +49,7 @@ export class Preferences {
       before = await asked(`/graft/preferences?run=${encodeURIComponent(run)}`)
     } catch (error) {
       if (this.run !== run) return // another run is shown by now
-      this.say(t('What was marked before is not known: {error}', { error: wordsOf(error) }), true)
+      this.say(t('Earlier marks are not known: {error}', { error: wordsOf(error) }), true)
       return
     }
     if (this.run !== run) return
@@ -71,5 +71,5 @@ function wordsAbout({ folder, pairs, name, captioned }) {
   const more = '{count} pairs in {folder}: choose this folder in Dataset'
   const words = t(pairs === 1 ? one : more, { count: pairs, folder })
   if (captioned) return words
-  return `${words}. ${t('The prompt is not known as text: write the caption of {name} in Dataset.', { name })}`
+  return `${words}. ${t('The text of the prompt is not known: write the caption of {name} in Dataset.', { name })}`
 }

@@ -136,7 +136,7 @@ function saver(rows, say, attempt, draw) {
     if (there) await read(name)
     if (there && asked !== name) {
       asked = name
-      return say(t('“{name}” is there already. Press Save again to replace it.', { name }))
+      return say(t('“{name}” already exists. Press Save again to replace it.', { name }))
     }
     asked = null
     await store(name, rows())

@@ -232,7 +232,7 @@ class TrainableTLoRA(TrainableAdapter):
     """T-LoRA of linear layers and of 1x1 convolutions, from the last singular values, as its authors train it."""
 
     name = "tlora"
-    help = "T-LoRA, for one or a few images: fewer ranks work the more noise there is, so it overfits less"
+    help = "T-LoRA, for one or a few images: it uses fewer ranks at higher noise, so it overfits less"
     convolutions = False
     scale_tensor = LAMBDAS
     scale_tensors = (LAMBDAS, BASE_LAMBDAS)

@@ -399,7 +399,7 @@ class MergeSettings:
     density: float = setting(
         "density",
         0.5,
-        "For ties, dare_linear, dare_ties and della: the share of each LoRA's elements that stays. Lower it if the"
+        "For ties, dare_linear, dare_ties and della: the share of each LoRA's elements that is kept. Lower it if the"
         " LoRAs still get in each other's way.",
         low=0.0,
         high=1.0,
@@ -428,8 +428,8 @@ class MergeSettings:
     epsilon: float = setting(
         "epsilon",
         0.1,
-        "For della: how far the chance to stay differs between the largest and the smallest element of a row. 0"
-        " drops like dare_ties.",
+        "For della: how much the chance of being kept differs between the largest and the smallest element of a row."
+        " 0 drops like dare_ties.",
         low=0.0,
         high=1.0,
         step=0.01,

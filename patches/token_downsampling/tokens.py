@@ -71,13 +71,13 @@ class ToDoSettings:
         advanced=True,
         kohya=(
             "--todo_factor 4 2, --todo_factor 4 4",
-            "`4 2`, in the same order: the finest depth first. They say how deep it goes, without `--todo_max_depth`",
+            "`4 2`, in the same order: the finest depth first. They set the depth, without `--todo_max_depth`",
         ),
     )
     method: str = setting(
         "downsampling method",
         "nearest-exact",
-        "Which token stands for its neighbors: nearest-exact takes the middle one, nearest the first, area their"
+        "Which token represents its neighbors: nearest-exact takes the middle one, nearest the first, area their"
         " mean, blend half nearest and half mean. Keep nearest-exact unless you compare.",
         choices=METHODS,
         advanced=True,
@@ -86,7 +86,7 @@ class ToDoSettings:
     start_percent: float = setting(
         "start",
         0.0,
-        "Sampling only: downsample from this fraction of the steps on. Raise it above 0 if the composition changes"
+        "Sampling only: start downsampling at this fraction of the steps. Raise it above 0 if the composition changes"
         " too much. Training ignores it, because every image there has its own noise level.",
         low=0.0,
         high=1.0,

@@ -28,8 +28,8 @@ class RoutingSettings:
     start_layer: int = setting(
         "start layer",
         2,
-        "The first block that tokens skip, counted from 0 (SimpleTuner's start_layer_index). UNets take all"
-        " transformer blocks at their greatest width instead.",
+        "The first block that tokens skip, counted from 0 (SimpleTuner's start_layer_index). In UNets, all"
+        " transformer blocks with the most channels are skipped instead.",
         low=-1000,
         high=1000,
     )

@@ -325,7 +325,7 @@ def a_dropped_lora_that_cannot_be_taken_is_said_with_the_reason_and_no_file_is_w
     stack = editor.add("GraftLoRAStack", 200, 60)
     editor.page.locator(".graft-stack:visible").wait_for()
     for name, content, words in (
-        ("notes.txt", b"notes", "“notes.txt” is no LoRA: drop a .safetensors file"),
+        ("notes.txt", b"notes", "“notes.txt” is not a LoRA: drop a .safetensors file"),
         ("no.safetensors", b"no tensors", "no.safetensors is not a whole safetensors file"),
         (
             "taken.safetensors",

@@ -73,7 +73,7 @@ def test_a_dropped_folder_is_uploaded_looked_at_edited_and_there_again_after_a_r
     panel.get_by_role("tab", name="Problems (1)").wait_for()
     assert "bad.png: not a picture that can be read" in panel.inner_text() and "notes.docx" in panel.inner_text()
     assert folder_of(editor) == name
-    assert "1 to train on, 1 held out" in panel.inner_text() and "6 a round with repeats" in panel.inner_text()
+    assert "1 to train on, 1 held out" in panel.inner_text() and "6 per epoch with repeats" in panel.inner_text()
     editor.page.wait_for_timeout(300)  # it is fitted in the next frame
     assert panel.bounding_box()["height"] == pytest.approx(empty, abs=1), "it keeps its height"
     panel.get_by_role("tab", name="Buckets (1)").click()
@@ -165,7 +165,7 @@ def test_a_caption_that_cannot_be_written_stays_in_its_field(editor):
     editor.page.wait_for_timeout(1500)
     assert field.input_value() == "mine", "a look at the folder meanwhile leaves it"
     panel.get_by_role("button", name="Cancel").click()
-    panel.get_by_text("32 a round with repeats").wait_for()
+    panel.get_by_text("32 per epoch with repeats").wait_for()
     editor.settle()  # the browser notes a refused request after its answer is shown
     editor.errors[:] = [error for error in editor.errors if "409" not in error]
 

@@ -67,7 +67,7 @@ def test_the_better_of_two_compared_previews_is_marked_and_the_files_are_a_pair(
     tell(editor, node, server, 0, "")
     page.wait_for_function("() => document.querySelectorAll('.graft-training .graft-verdict').length === 4")
     verdicts.last.click()
-    said.get_by_text("The prompt is not known as text: write the caption of steps-10-20-").wait_for()
+    said.get_by_text("The text of the prompt is not known: write the caption of steps-10-20-").wait_for()
     assert said.inner_text().startswith("2 pairs in graft_preferences/")
 
     red.unlink()

@@ -170,7 +170,7 @@ def test_a_dropped_file_becomes_a_row_and_what_is_wrong_with_it_is_said(loader, 
     before = (loras / "zorp.safetensors").read_bytes()
     said = drop(("zorp.safetensors", fresh), ("notes.txt", "YQ=="), ("no.safetensors", "YWFhYWFhYWFhYWFh"))
     assert "there is another LoRA of this name (zorp.safetensors), with other content" in said
-    assert "“notes.txt” is no LoRA: drop a .safetensors file" in said
+    assert "“notes.txt” is not a LoRA: drop a .safetensors file" in said
     assert "no.safetensors is not a whole safetensors file" in said
     assert files_of(editor, node) == ["zorp", "fresh"] and (loras / "zorp.safetensors").read_bytes() == before
     assert not (loras / "no.safetensors").exists()

@@ -59,8 +59,8 @@ class AverageSettings:
         "averaging method",
         "auto",
         "How LoRA files are averaged. factors averages the up and down matrices, for files of one run. products"
-        " averages what they do to the weights, for any ranks. auto uses factors if all files come from the same"
-        " run, else products.",
+        " averages what they do to the weights, for any ranks. auto uses factors if all files come from the same run,"
+        " and products otherwise.",
         choices=("auto", "factors", "products"),
         advanced=True,
     )
@@ -85,7 +85,7 @@ class AverageSettings:
     search_seed: int = setting(
         "search seed",
         0,
-        "For profile search: the order in which directions are tried. The same seed gives the same average. Try"
+        "For profile search: sets the order in which directions are tried. The same seed gives the same average. Try"
         " another one to see how much the result depends on it.",
         low=0,
         high=0xFFFFFFFFFFFFFFFF,

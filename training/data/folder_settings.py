@@ -55,8 +55,8 @@ class FolderSettings:
         "image folder",
         "",
         "A folder under ComfyUI's input folder. Images in a folder named 10_name repeat 10 times, as in kohya's"
-        " scripts; the report says which do. Or kohya's dataset_config.toml there. graft_demo/concept and"
-        " graft_demo/regular are the demo's; they are put there when they are missing.",
+        " scripts; the report says which do. You can also enter a kohya dataset_config.toml in that folder."
+        " graft_demo/concept and graft_demo/regular are the demo's folders; Graft puts them there if they are missing.",
         kohya=(
             "--train_data_dir, --dataset_config",
             "below ComfyUI's `input`. `10_sks dog` repeats its images ten times, and `sks dog` is the caption of"
@@ -71,9 +71,9 @@ class FolderSettings:
     resolution: int = setting(
         "resolution",
         512,
-        "Trains at this resolution: no image has a larger area than this number squared. Use the size of the model:"
-        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory. Above the model's own, lower the learning"
-        " rate: at 768 on SD1.x to half.",
+        "Trains at this resolution: the largest area of an image is this number squared. Use the size of the model:"
+        " 512 for SD1.x, 1024 for SDXL and newer. Lower it to save memory. Above the model's own size, lower the"
+        " learning rate: at 768 on SD1.x to half.",
         low=64,
         high=8192,
         step=8,
@@ -83,7 +83,7 @@ class FolderSettings:
             "of `[512, 768, 1024]` it is 1024, and `resolutions: [512, 768]` in filters",
         ),
         onetrainer=("Resolution", "further ones in `resolutions` in filters"),
-        lunnova=("size", "or as it is in filters"),
+        lunnova=("size", "or unchanged in filters"),
         everydream2="--resolution",
     )
     buckets: bool = setting(
@@ -118,7 +118,7 @@ class FolderSettings:
             "file names (up to the first `_`): `yaml`; a single prompt for all: a folder `1_your prompt` without"
             " caption files, or `trigger` in filters",
         ),
-        everydream2=("local.yaml, global.yaml", "`yaml`, with the files as they are"),
+        everydream2=("local.yaml, global.yaml", "`yaml`, with the same files"),
     )
     repeats: int = setting(
         "repeats",
@@ -128,7 +128,7 @@ class FolderSettings:
         high=10000,
         ai_toolkit="datasets.num_repeats",
         onetrainer=("Balancing", "or a number in front of the folder's name"),
-        everydream2=("multiply.txt", "or the file as it is"),
+        everydream2=("multiply.txt", "or the file unchanged"),
     )
     flip: float = setting(
         "flip probability",
@@ -146,7 +146,7 @@ class FolderSettings:
         ),
         onetrainer=("Random Flip", "0.5"),
         everydream2="--flip_p",
-        lunnova=("flip_p", "or as it is in filters"),
+        lunnova=("flip_p", "or unchanged in filters"),
         diffusers=("--no_hflip", "0, the default"),
     )
     shuffle_tags: bool = setting(
@@ -199,7 +199,7 @@ class FolderSettings:
         "CLIP skip",
         0,
         "Uses an earlier layer of the text encoder, counted from the end: 2 is one layer before the last, usual for"
-        " anime models. 0 leaves it as it is.",
+        " anime models. 0 does not change it.",
         low=0,
         high=24,
         advanced=True,
@@ -244,16 +244,16 @@ class FolderSettings:
     weighted_captions: bool = setting(
         "weighted captions",
         False,
-        "Off: brackets in captions are text, as in saber (fate). On: they weigh what is in them, as in prompts:"
-        " (word:1.2). kohya's weighted_captions.",
+        "Off: brackets in captions are plain text, as in saber (fate). On: they weight the words inside, as in"
+        " prompts: (word:1.2). kohya's weighted_captions.",
         advanced=True,
         kohya="--weighted_captions",
     )
     no_upscale: bool = setting(
         "no upscale",
         False,
-        "On: no image is enlarged. One smaller than the resolution keeps its size, cut to multiples of bucket step,"
-        " and the shape of an image has no limit. kohya's bucket_no_upscale.",
+        "On: no image is enlarged. An image smaller than the resolution keeps its size, cropped to multiples of"
+        " bucket step, and image shapes have no limit. kohya's bucket_no_upscale.",
         advanced=True,
         kohya="--bucket_no_upscale",
     )
@@ -271,8 +271,8 @@ class FolderSettings:
     max_side: int = setting(
         "maximum bucket side",
         0,
-        "No side of a bucket is longer, in pixels: kohya's max_bucket_reso. Set 2048 for long panoramas at"
-        " resolution 1024. 0 is no limit of its own.",
+        "No side of a bucket is longer, in pixels: kohya's max_bucket_reso. Set 2048 for long panoramas at resolution"
+        " 1024. 0 is no limit.",
         low=0,
         high=LONGEST_SIDE,
         step=8,
@@ -282,8 +282,8 @@ class FolderSettings:
     batch_size: int = setting(
         "own batch size",
         0,
-        "Batches of these images have this size, in place of that of Optimizer Settings. Raise it for the lower"
-        " resolution of two datasets. 0 takes that of Optimizer Settings.",
+        "The batch size for these images, instead of the one in Optimizer Settings. Raise it for the lower resolution"
+        " of two datasets. 0 uses the one in Optimizer Settings.",
         low=0,
         high=4096,
         advanced=True,
@@ -296,16 +296,16 @@ class FolderSettings:
         advanced=True,
         lunnova=(
             "validation",
-            "its filters in `validation` of filters. There it is of the same images",
+            "its filters go into `validation` in filters. LunNova's is part of the same images",
         ),
         onetrainer=("Concept Type VALIDATION", "without one Graft draws the held-out images: validation split"),
     )
     control_pictures: str = setting(
         "control pictures",
         control_methods.AUTO,
-        "How an edit model gets the pictures before the edit: name.control.png beside name.png, or"
-        " control/name.png. auto knows Flux Kontext, Flux.2, Qwen-Image-Edit, OmniGen2 and Wan by their CLIP. off"
-        " trains on them as on other pictures.",
+        "How an edit model gets the pictures before the edit: name.control.png beside name.png, or control/name.png."
+        " auto recognizes Flux Kontext, Flux.2, Qwen-Image-Edit, OmniGen2 and Wan by their CLIP. off trains on them"
+        " like on other pictures.",
         choices=control_methods.options,
         advanced=True,
         ai_toolkit=(
@@ -317,7 +317,7 @@ class FolderSettings:
         "frames of clips",
         NO_CLIPS,
         "Trains a video model on clips (mp4, mov, mkv, webm, animated gif and webp, folders of pictures named"
-        " clip.frames): how many frames, as 33, or 1, 17, 33. 0 leaves clips out.",
+        " clip.frames): how many frames to take, such as 33, or 1, 17, 33. 0 leaves clips out.",
         advanced=True,
         ai_toolkit=(
             "datasets.num_frames",
@@ -328,8 +328,8 @@ class FolderSettings:
     frame_rate: float = setting(
         "frame rate",
         0.0,
-        "Reads clips at this many frames a second. Use that of the model: 16 for Wan 2.1, 24 for HunyuanVideo and"
-        " Wan 2.2 5B. 0 keeps each clip's own.",
+        "Reads clips at this many frames per second. Use the model's rate: 16 for Wan 2.1, 24 for HunyuanVideo and"
+        " Wan 2.2 5B. 0 keeps each clip's own rate.",
         low=0.0,
         high=240.0,
         step=0.001,
@@ -338,7 +338,7 @@ class FolderSettings:
     clip_part: str = setting(
         "part of clips",
         clip_parts.HEAD,
-        "What is taken of a longer clip. head: its beginning. uniform: 4 parts, spread evenly. chunk: one part"
+        "Which part of a longer clip to take. head: its beginning. uniform: 4 parts, spread evenly. chunk: one part"
         " after the other. slide: a part every 10 frames. full: all of it, up to the most frames.",
         choices=clip_parts.WAYS,
         advanced=True,
@@ -517,7 +517,7 @@ class SampleSettings:
     caption_dropout: float = setting(
         "caption dropout",
         0.0,
-        "How often a sample is trained with the empty conditioning, on top of conditioning dropout.",
+        "How often a sample is trained with the empty conditioning, in addition to conditioning dropout.",
         low=0.0,
         high=1.0,
         step=0.01,
@@ -526,7 +526,7 @@ class SampleSettings:
     regularization_share: float = setting(
         "regularization share",
         0.25,
-        "The fraction of each batch that is regularization images.",
+        "The share of regularization images in each batch.",
         low=0.01,
         high=0.99,
         step=0.01,
@@ -535,7 +535,7 @@ class SampleSettings:
     batch_size: int = setting(
         "own batch size",
         0,
-        "Batch size of these samples; clips need a smaller one. 0 uses that of Optimizer Settings.",
+        "Batch size of these samples; clips need a smaller one. 0 uses the one in Optimizer Settings.",
         low=0,
         high=4096,
         advanced=True,
@@ -543,7 +543,7 @@ class SampleSettings:
     loss_weight: float = setting(
         "loss weight",
         1.0,
-        "How much these samples count in the loss, beside other images of the run. 1 is usual.",
+        "How much these samples count in the loss, compared with other images of the run. 1 is usual.",
         low=0.0,
         high=100.0,
         step=0.1,

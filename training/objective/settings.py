@@ -44,7 +44,7 @@ class ObjectiveSettings:
         ),
         ai_toolkit="train.loss_type",
         onetrainer=("MSE Strength, Huber Strength", "one, not a mixture"),
-        diffusers=("--loss_type sigmoid", "`dpo`. The other types are not here"),
+        diffusers=("--loss_type sigmoid", "`dpo`. Graft does not have the other types"),
     )
     weighting: str = setting(
         "loss weighting",
@@ -114,7 +114,7 @@ class ObjectiveSettings:
     zero_terminal_snr: bool = setting(
         "zero terminal SNR",
         False,
-        "Trains the last timestep on pure noise, for images that are all dark or all bright. Only for v-prediction"
+        "Trains the last timestep on pure noise, for images that are completely dark or bright. Only for v-prediction"
         " models. The MODEL output samples that way too; elsewhere add ModelSamplingDiscrete with zsnr on.",
         advanced=True,
         kohya=("--zero_terminal_snr", "for v models only"),
@@ -143,8 +143,8 @@ class ObjectiveSettings:
         ),
         onetrainer=(
             "Timestep Distribution",
-            "UNIFORM is `uniform`, LOGIT_NORMAL `logit-normal`, HEAVY_TAIL `mode`. For flow models switch model's"
-            " own shift off. The other distributions are not here. Dynamic Timestep Shifting is `flux_shift`, for"
+            "UNIFORM is `uniform`, LOGIT_NORMAL `logit-normal`, HEAVY_TAIL `mode`. For flow models switch model's own"
+            " shift off. Graft does not have the other distributions. Dynamic Timestep Shifting is `flux_shift`, for"
             " Flux: the same idea with a sigmoid",
         ),
     )
@@ -174,7 +174,7 @@ class ObjectiveSettings:
         "prior preservation",
         "none",
         "How regularization images count. none: like all others. regularization: with the prior loss weight."
-        " output-preservation: the model learns to answer for them as it did before training.",
+        " output-preservation: for them, the model learns to predict what it predicted before training.",
         choices=PRIORS,
         advanced=True,
         ai_toolkit=(
@@ -234,7 +234,7 @@ class ObjectiveSettings:
         "logit mean",
         0.0,
         "For timestep sampling logit-normal. Above 0 trains high noise more, below 0 low noise (kohya's logit_mean"
-        " with the other sign).",
+        " with the opposite sign).",
         low=-10.0,
         high=10.0,
         step=0.1,
@@ -268,15 +268,15 @@ class ObjectiveSettings:
     model_shift: bool = setting(
         "model's own shift",
         True,
-        "For flow models. On: timesteps come on top of the shift that the model samples with. Off: they are the"
-        " sampler's noise levels (sigma) themselves, minimum and maximum too.",
+        "For flow models. On: timesteps come on top of the shift that the model samples with. Off: timesteps, minimum"
+        " and maximum are the sampler's noise levels (sigma) themselves.",
         advanced=True,
     )
     expert: str = setting(
         "expert",
         "none",
-        "For Wan 2.2 14B, which is two models: which of them is trained. It gets only the noise levels that the"
-        " sampler gives it. both: in one run, with Start Training Expert Pair. none for every other model.",
+        "For Wan 2.2 14B, which is two models: which of them to train. It gets only the noise levels that the sampler"
+        " gives it. both: trains both in one run, with Start Training Expert Pair. none is for every other model.",
         choices=EXPERTS,
         advanced=True,
         kohya=(
@@ -293,7 +293,7 @@ class ObjectiveSettings:
     boundary: float = setting(
         "expert boundary",
         0.0,
-        "For expert: the noise level (sigma) at which the sampler goes from the high-noise model to the low-noise"
+        "For expert: the noise level (sigma) at which the sampler switches from the high-noise model to the low-noise"
         " one. 0 is the model's own: 0.875 for text to video, 0.9 for image to video.",
         low=0.0,
         high=0.999,
@@ -304,8 +304,8 @@ class ObjectiveSettings:
     beta: float = setting(
         "DPO beta",
         2000.0,
-        "For loss function dpo: how firmly it holds on to the model as it was. 2000 (SD 1.5) to 5000 (SDXL) is"
-        " published. Raise it if images fall apart, lower it if too little changes.",
+        "For loss function dpo: how strongly it keeps the model close to the original. The authors publish 2000 (SD"
+        " 1.5) and 5000 (SDXL). Raise it if images fall apart, lower it if too little changes.",
         low=0.01,
         high=1000000.0,
         step=100.0,

@@ -54,24 +54,24 @@ class SliderSettings:
     method: str = setting(
         "slider method",
         BOTH_DIRECTIONS,
-        "both directions: strengths 1 and -1 are trained in each step. concept sliders: strength 1 alone, as in the"
+        "both directions: strengths 1 and -1 are trained in each step. concept sliders: only strength 1, as in the"
         " paper, in half the time. picture pairs: strength 1 learns one picture, -1 the other; no prompts are used."
-        " ai-toolkit: both directions with AI-Toolkit's targets, which get the mean and the deviation of the"
-        " model's own prediction. Take it if strength 1 burns images.",
+        " ai-toolkit: both directions with AI-Toolkit's targets, which are scaled to the mean and deviation of the"
+        " model's own prediction. Use it if strength 1 burns images.",
         choices=METHODS,
         ai_toolkit=(
             "type",
-            "`ai-toolkit` is the objective of Concept Slider: each target gets the mean and the deviation of the"
-            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer`"
-            " with `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
+            "`ai-toolkit` is the objective of Concept Slider: each target is scaled to the mean and deviation of the"
+            " model's own prediction, over the batch. `picture pairs` is `image_reference_slider_trainer` with"
+            " `slider.datasets.pair_folder`: AI-Toolkit cuts both pictures out of one file; here they are two,"
             " `name.win.png` and `name.lose.png`",
         ),
     )
     positive: tuple[str, ...] = setting(
         "positive prompt",
         "",
-        "What strength 1 moves toward: a very old person. Several lines are several pairs, each with the same line"
-        " of negative and target.",
+        "What strength 1 moves toward, such as a very old person. Several lines are several pairs: each line goes"
+        " with the same line of the negative and target prompts.",
         multiline=True,
         read=_lines,
         ai_toolkit=("slider.positive_prompt", "of several `slider.targets` a line each, here and in the next two"),
@@ -79,7 +79,7 @@ class SliderSettings:
     negative: tuple[str, ...] = setting(
         "negative prompt",
         "",
-        "What strength -1 moves toward: a very young person. Empty is the empty prompt.",
+        "What strength -1 moves toward, such as a very young person. If empty, the empty prompt.",
         multiline=True,
         read=_lines,
         ai_toolkit="slider.negative_prompt",
@@ -87,7 +87,7 @@ class SliderSettings:
     target: tuple[str, ...] = setting(
         "target prompt",
         "",
-        "What the slider is for, with nothing of the property in it: a person.",
+        "What the slider is for, without the property, such as a person.",
         multiline=True,
         read=_lines,
         ai_toolkit="slider.target_class",
@@ -95,7 +95,7 @@ class SliderSettings:
     neutral: tuple[str, ...] = setting(
         "neutral prompt",
         "",
-        "What the model starts from. Empty is the target prompt, which is usual.",
+        "What the model starts from. Usually empty, which means the target prompt.",
         multiline=True,
         read=_lines,
         advanced=True,
@@ -103,8 +103,8 @@ class SliderSettings:
     keep: tuple[str, ...] = setting(
         "words to keep",
         "",
-        "What the slider must not change, one on each line: male, then female. Each is written in front of all"
-        " prompts in turn.",
+        "What the slider must not change, one per line: male, then female. Each one in turn is put in front of all"
+        " prompts.",
         multiline=True,
         read=_lines,
         advanced=True,
@@ -112,8 +112,8 @@ class SliderSettings:
     guidance: float = setting(
         "guidance",
         3.0,
-        "How far strength 1 goes: by how many times the difference between the two prompts. Lower it if strength 1"
-        " is too much already.",
+        "How far strength 1 goes, as a multiple of the difference between the two prompts. Lower it if strength 1 is"
+        " already too much.",
         low=0.01,
         high=100.0,
         step=0.1,
@@ -122,7 +122,7 @@ class SliderSettings:
     width: int = setting(
         "width",
         512,
-        "Without pictures: the width that is trained. Take one that the model was trained on.",
+        "Without pictures: the width in pixels to train at. Use one that the model was trained on.",
         low=16,
         high=16384,
         step=8,
@@ -130,7 +130,7 @@ class SliderSettings:
     height: int = setting(
         "height",
         512,
-        "Without pictures: the height that is trained.",
+        "Without pictures: the height in pixels to train at.",
         low=16,
         high=16384,
         step=8,
@@ -138,8 +138,8 @@ class SliderSettings:
     steps: int = setting(
         "denoising steps",
         20,
-        "Without pictures: noise is denoised down to the noise level that is trained, in so many steps for the"
-        " whole way. Lower it to train faster.",
+        "Without pictures: the model denoises noise down to the noise level of the training step. This is the number"
+        " of steps for all of sampling. Lower it to train faster.",
         low=1,
         high=1000,
         advanced=True,
@@ -147,7 +147,7 @@ class SliderSettings:
     cfg: float = setting(
         "denoising CFG",
         3.0,
-        "The CFG of these steps. 1 takes half the time, and is right for distilled models.",
+        "The CFG scale in these steps. 1 takes half the time, and is right for distilled models.",
         low=1.0,
         high=100.0,
         step=0.1,
@@ -156,8 +156,8 @@ class SliderSettings:
     anchor: tuple[str, ...] = setting(
         "anchor prompt",
         "",
-        "What the slider must leave as it is: a person, for a slider of a woman. The adapter is trained to predict"
-        " for it what the model predicts without it. Empty is no anchor, which is faster.",
+        "What the slider must not change: a person, for a slider of a woman. For this prompt, the model with the"
+        " adapter learns to predict what it predicts without it. If empty, there is no anchor, which is faster.",
         multiline=True,
         read=_lines,
         advanced=True,
@@ -166,7 +166,7 @@ class SliderSettings:
     anchor_strength: float = setting(
         "anchor strength",
         1.0,
-        "How much the anchor counts. Raise it if what the anchor names changes all the same.",
+        "How much the anchor counts. Raise it if the anchor still changes.",
         low=0.01,
         high=100.0,
         step=0.1,

@@ -105,7 +105,8 @@ class OptimizerSettings:
         "total steps (schedule)",
         1000,
         "The length of the learning rate schedule: the steps of the whole run, even if you split it over several"
-        " Train Steps. 0: up to the last step of each Train Step; more steps then begin anew.",
+        " Train Steps. 0: up to the last step of each Train Step; if you then ask for more steps, training starts"
+        " over.",
         low=0,
         high=10000000,
         everydream2=("--lr_decay_steps", "EveryDream2 sets it a little above the steps of the run"),
@@ -182,9 +183,9 @@ class OptimizerSettings:
     precision: str = setting(
         "training precision",
         "auto",
-        "auto: bf16 on an NVIDIA or AMD card that computes it, fp16 on an older one, else the model's own type. bf16,"
-        " fp16: compute in it, keep the trained weights in float32. full-bf16: trained weights and gradients are bf16"
-        " too, rounded stochastically, to save memory.",
+        "auto: bf16 on an NVIDIA or AMD card that supports it, fp16 on an older card, and otherwise the model's own"
+        " type. bf16, fp16: compute in this type and keep the trained weights in float32. full-bf16: trained weights"
+        " and gradients are bf16 too, rounded stochastically, to save memory.",
         choices=PRECISIONS,
         advanced=True,
         kohya=("--mixed_precision, --full_bf16", "`bf16`, `full-bf16`"),
@@ -237,7 +238,7 @@ class OptimizerSettings:
     fused_backward: bool = setting(
         "fused backward pass",
         False,
-        "Updates each weight as soon as its gradient is there and frees the gradient. Saves memory with full"
+        "Updates each weight as soon as its gradient is computed, and frees the gradient. Saves memory with full"
         " weights; same result. Needs maximum gradient norm 0 and no gradient accumulation.",
         advanced=True,
         kohya=("--fused_backward_pass", "for full weights"),
@@ -253,9 +254,9 @@ class OptimizerSettings:
     compile: str = setting(
         "compile",
         "off",
-        "blocks: torch.compile compiles each kind of block of the model before the first step. That takes up to some"
-        " minutes; steps are somewhat faster then. Try it for long runs. Needs Triton on a GPU, a C++ compiler on"
-        " the CPU.",
+        "blocks: torch.compile compiles each kind of block of the model before the first step. That can take a few"
+        " minutes; steps are then somewhat faster. Try it for long runs. Needs Triton on a GPU, a C++ compiler on the"
+        " CPU.",
         choices=COMPILED,
         advanced=True,
         kohya=("--torch_compile", "`blocks`, as musubi-tuner's `--compile`"),
@@ -263,8 +264,8 @@ class OptimizerSettings:
     swapped_blocks: int = setting(
         "blocks in CPU memory",
         0,
-        "With offload layers: how many blocks of the model wait in CPU memory. 0 is auto: as few as the plan of the"
-        " step allows, from what is free. Set a number if memory runs out or is left over. Same result.",
+        "With offload layers: how many blocks of the model stay in CPU memory. 0 is auto: as few as the plan of the"
+        " step and the free memory allow. Set a number if memory runs out or is left over. Same result.",
         low=0,
         high=1000,
         advanced=True,

@@ -42,7 +42,7 @@ class Wish:
     steps: int = setting(
         "steps",
         2000,
-        "How many steps you want to train. Set the same in Train Step. AI-Toolkit calls 500 to 4000 a good range.",
+        "How many steps you want to train. Set the same in Train Step. AI-Toolkit recommends 500 to 4000.",
         low=1,
         high=10_000_000,
     )

@@ -24,7 +24,7 @@ from ..state import TrainState, advance_position, plan_schedule, state_key
 from ..store.names import KEEPS
 from ..store.store import GROUPS, DiskUse, Store, history_of, record_of, restore, tail_of
 from . import prepare
-from .loop import Callbacks, Stopped, advise_while_loading, is_due, is_something_due, train
+from .loop import Callbacks, OutOfMemory, Stopped, advise_while_loading, is_due, is_something_due, train
 
 
 @dataclass(frozen=True)
@@ -290,8 +290,17 @@ class Call:
         return stored.state, stored.folder, None
 
     def _train(self, left: int, saving: Callbacks) -> None:
-        """`left` steps further."""
+        """`left` steps further, with more savings where memory runs out and the caller wants that."""
         first_step = self.at.step
+        until = first_step + left
+        state: TrainState | None = self.at
+        while state is not None:
+            self.at = state
+            state = self._try_to_train(until - self.at.step, saving)
+        self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
+
+    def _try_to_train(self, left: int, saving: Callbacks) -> TrainState | None:
+        """Train; where memory ran out and can be saved, the state to try again from, else None."""
         try:
             with ExitStack() as stack:
                 with self.group.raise_together(), advise_while_loading(self.at, self.dataset):
@@ -301,8 +310,26 @@ class Call:
                         self._note_once(remark(denoiser.module, adapter.base_weights))
                 self.at = train(self.at, denoiser, self.dataset, left, saving)
         except Stopped as error:
+            if isinstance(error, OutOfMemory) and saving.save_memory is not None and self.group.size == 1:
+                from .memory_savings import save_more
+
+                found = save_more(self._last_good(error.state), error.on_host)
+                if found is not None:
+                    words, state = found
+                    at = state.step
+                    self.notes.append(f"memory ran out at step {at + 1}: {words}, and training went on from step {at}")
+                    saving.save_memory(state, words)
+                    return state
             raise Stopped(f"{error}{self._describe_folder(error.state)}", error.state) from error
-        self.notes.extend(self.group.report(self.at.settings.optimizer.accumulation, self.at.step - first_step))
+        return None
+
+    def _last_good(self, state: TrainState) -> TrainState:
+        """A state that training can go on from, or that of the last snapshot if that is further: a fused backward pass
+        may have moved some weights already, so the state before it is gone.
+        """
+        if state.step < self._saved_step:
+            state = self._furthest()[0]
+        return replace(state, settings=self.at.settings)
 
     def _note_once(self, remark: str) -> None:
         """A call may train in several pieces, which have the same to say."""

@@ -36,6 +36,14 @@ class Stopped(RuntimeError):
         self.state = state
 
 
+class OutOfMemory(Stopped):
+    """Memory ran out; `on_host` says whether that was main memory."""
+
+    def __init__(self, message: str, state: TrainState, on_host: bool) -> None:
+        super().__init__(message, state)
+        self.on_host = on_host
+
+
 AtStrength = Callable[[float], AbstractContextManager[None]]
 
 
@@ -59,7 +67,8 @@ class Callbacks:
     `raise_if_interrupted()` is called before every micro-batch and every held-out picture, and may raise: the state
     after the last whole step is kept. `note` gets sentences for the report. `take_wish("save")` and
     `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
-    `preview`, at this step too.
+    `preview`, at this step too. `save_memory(state, words)` says that memory ran out, and that training goes on from
+    `state` with the saving that `words` name; unless it is None, memory is saved so (`memory_savings.save_more`).
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -74,6 +83,7 @@ class Callbacks:
     is_kept: Callable[[int], bool] | None = None
     take_wish: Callable[[str], bool] | None = None
     save_asked: Callable[[TrainState], None] | None = None
+    save_memory: Callable[[TrainState, str], None] | None = None
     validate_every: int = 0
     snapshot_every: int = 0
     keep_every: int = 0
@@ -203,7 +213,7 @@ def _save_after_error(work: Workspace, error: BaseException, callbacks: Callback
         work.note_saved()
         save(last)
     if is_out_of_memory:
-        return Stopped(_short_of_memory(work, error), last)
+        return OutOfMemory(_short_of_memory(work, error), last, work.denoiser.device.type == "cpu")
     return None
 
 
@@ -268,7 +278,7 @@ def advise_while_loading(state: TrainState, dataset: Dataset) -> Iterator[None]:
         out_of_memory.release(error)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         message = _advise(state, dataset, device, "Memory ran out while the model was loaded", state.step, error)
-        raise Stopped(message, state) from error
+        raise OutOfMemory(message, state, device.type == "cpu") from error
 
 
 def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:

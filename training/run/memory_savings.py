@@ -142,6 +142,23 @@ def savings_of(module: nn.Module, on_host: bool = False) -> list[Saving]:
     return _leave_out(SAVINGS, _QUANTIZED)
 
 
+def save_more(state: TrainState, on_host: bool) -> tuple[str, TrainState] | None:
+    """The next saving that leaves the result as it is to the byte, in the order of the plan.
+
+    Args:
+        state: where memory ran out.
+        on_host: whether that was main memory, to which nothing can be moved.
+
+    Returns:
+        What the saving is called, and the state with it; None where the state has all of them.
+    """
+    for saving in [_BY_NAME[name] for name in _IN_MAIN_MEMORY] if on_host else SAVINGS:
+        changed = saving.apply(state)
+        if changed is not None and changed.start == state.start and changed.settings.digest == state.settings.digest:
+            return saving.words, changed
+    return None
+
+
 def _leave_out(savings: Sequence[Saving], others: Sequence[Saving]) -> list[Saving]:
     return [saving for saving in savings if saving not in others]
 

@@ -95,9 +95,9 @@ class AdapterSettings:
     pattern: str = setting(
         "layer filter",
         "",
-        "Limits training to layers whose path matches: globs (output_blocks.*) or /regular expressions/, separated"
-        " by commas; ! excludes. input_blocks.*=rank 8, alpha 4 gives those layers a rank and alpha of their own."
-        " Empty takes all target layers.",
+        "Limits training to layers whose path matches: globs (output_blocks.*) or /regular expressions/, separated by"
+        " commas; ! excludes. input_blocks.*=rank 8, alpha 4 gives those layers their own rank and alpha. Leave it"
+        " empty to train all target layers.",
         advanced=True,
         ai_toolkit=("network.network_kwargs.only_if_contains, ignore_if_contains", "`*name*`, `!*name*`"),
     )
@@ -156,7 +156,7 @@ class AdapterSettings:
     min_rank: int = setting(
         "smallest rank",
         0,
-        "T-LoRA (tlora) only: how many ranks work on pure noise; toward a finished image all do. 0 is half the"
+        "T-LoRA (tlora) only: how many ranks are used at pure noise; toward a finished image, all are. 0 is half the"
         " rank. Set it lower, down to 1, if the LoRA copies the training images' composition.",
         low=0,
         high=4096,
@@ -165,8 +165,8 @@ class AdapterSettings:
     rank_exponent: float = setting(
         "rank exponent",
         1.0,
-        "T-LoRA (tlora) only: how the ranks grow as noise goes (the authors' alpha_rank_scale). 1 is evenly; above 1"
-        " they come later.",
+        "T-LoRA (tlora) only: how the number of ranks grows as the noise falls (the authors' alpha_rank_scale). With"
+        " 1 it grows evenly; above 1, later.",
         low=0.01,
         high=100.0,
         step=0.1,
@@ -175,10 +175,10 @@ class AdapterSettings:
     base_weights: str = setting(
         "base weights",
         AS_LOADED,
-        "How the model's linear layers are kept while training, the adapter in full precision. int8: they multiply"
-        " in int8 (W8A8). int8 weight-only, nf4 (QLoRA): they are unpacked to multiply. int8 takes half of bf16's"
-        " memory on a graphics card, nf4 28%. Previews and validation use the weights as loaded. Not with adapter"
-        " type full.",
+        "How the model's linear layers are stored during training; the adapter stays in full precision. int8: they"
+        " multiply in int8 (W8A8). int8 weight-only, nf4 (QLoRA): they are unpacked to multiply. On a graphics card,"
+        " int8 takes half of bf16's memory and nf4 28%. Previews and validation use the weights as loaded. Not with"
+        " adapter type full.",
         choices=BASE_WEIGHTS,
         advanced=True,
         ai_toolkit=(

@@ -33,15 +33,15 @@ class VaeSettings:
     part: str = setting(
         "what to train",
         "decoder",
-        "decoder: the latent space stays as it is, so every model with this VAE still fits. whole: the encoder too;"
-        " training ends when the latents move too far.",
+        "decoder: the latent space does not change, so every model with this VAE still fits. whole: trains the"
+        " encoder too; training ends if the latents move too far.",
         choices=PARTS,
     )
     crop: int = setting(
         "crop size",
         256,
-        "Trains on squares of this many pixels, cut out of the images at random places. Lower it to need less"
-        " memory; 0 takes whole images.",
+        "Trains on squares of this many pixels, cut from the images at random places. Lower it to save memory; 0 uses"
+        " whole images.",
         low=0,
         high=8192,
         step=8,
@@ -88,7 +88,7 @@ class VaeSettings:
         "latent bound",
         0.1,
         "For whole: training ends when the latents of held-out images have moved by more than this share of their"
-        " standard deviation. Raise it only for models that you train anew.",
+        " standard deviation. Raise it only if you also train the models again.",
         low=0.0,
         high=1000.0,
         step=0.01,
@@ -107,8 +107,8 @@ class VaeSettings:
     discriminator: float = setting(
         "discriminator weight",
         0.0,
-        "Weight of a patch discriminator, which learns to tell reconstructions from images: sharper detail, which"
-        " may be invented. Try 0.5.",
+        "Weight of a patch discriminator, which learns to tell reconstructions from images: details get sharper, and"
+        " some are invented. Try 0.5.",
         low=0.0,
         high=1000.0,
         step=0.01,
@@ -118,7 +118,7 @@ class VaeSettings:
     discriminator_start: int = setting(
         "discriminator start",
         0,
-        "The discriminator takes part after this many steps. Let the other losses settle first: half of the steps is"
+        "Switches the discriminator on after this many steps. Let the other losses settle first: half of the steps is"
         " a good start.",
         low=0,
         high=1000000,
@@ -127,7 +127,7 @@ class VaeSettings:
     discriminator_rate: float = setting(
         "discriminator learning rate",
         0.0001,
-        "The discriminator's own learning rate, with Adam; it stays the same in all steps.",
+        "The discriminator's own constant learning rate, with Adam.",
         low=1e-07,
         high=1.0,
         step=1e-07,

@@ -38,8 +38,8 @@ class WordSettings:
     words: tuple[str, ...] = setting(
         "words",
         "",
-        "The words to train, one per line or separated by commas, as your captions have them: sks_cat. Take words"
-        " that mean nothing yet.",
+        "The words to train, one per line or separated by commas, exactly as in your captions, such as sks_cat."
+        " Choose words that mean nothing yet.",
         multiline=True,
         read=_entries,
         kohya="--token_string",
@@ -49,11 +49,11 @@ class WordSettings:
     initial: tuple[str, ...] = setting(
         "initial words",
         "",
-        "What each word starts from: cat. One entry for each word, in the same order, or one for all. The nearer it"
-        " is, the fewer steps it takes.",
+        "What each word starts from, such as cat: one entry for each word, in the same order, or one for all. The"
+        " closer its meaning, the fewer steps it takes.",
         multiline=True,
         read=_entries,
-        kohya=("--init_word", "with another number of tokens they are repeated or cut off, as there"),
+        kohya=("--init_word", "with another number of tokens, they are repeated or cut off, as in kohya's"),
         onetrainer="initial embedding text",
         diffusers=("--initializer_concept", "without it diffusers draws random vectors; Graft asks for a word"),
     )
@@ -74,7 +74,7 @@ class WordSettings:
     learning_rate: float = setting(
         "learning rate",
         0.001,
-        "How fast the words move, with the schedule of Optimizer Settings. Words need more than a LoRA: 0.0005 to"
+        "How fast the words change, with the schedule of Optimizer Settings. Words need more than a LoRA: 0.0005 to"
         " 0.005. 0 uses the learning rate of Optimizer Settings.",
         low=0.0,
         high=10.0,
@@ -84,8 +84,8 @@ class WordSettings:
     stop_after: float = setting(
         "stop after (share of steps)",
         1.0,
-        "Freezes the words after this share of the total steps; the adapter goes on. Try 0.5 if the words take over."
-        " 1 never freezes them.",
+        "Freezes the words after this share of the total steps; the adapter trains on. Try 0.5 if the words take"
+        " over. 1 never freezes them.",
         low=0.01,
         high=1.0,
         step=0.05,
@@ -96,8 +96,8 @@ class WordSettings:
     max_norm: float = setting(
         "maximum norm",
         2.0,
-        "No vector grows longer than this many times the mean of the text encoder's own. Lower it to 1 if the word"
-        " drowns the rest of the prompt; 0 is off.",
+        "Limits the length of each vector to this multiple of the mean length of the text encoder's own. Lower it to"
+        " 1 if the word drowns the rest of the prompt; 0 is off.",
         low=0.0,
         high=100.0,
         step=0.1,

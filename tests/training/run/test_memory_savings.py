@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from graft_nodes.training.recipes.fit import GB, ORDER
 from graft_nodes.training.run.memory_plan import PARTS, MemoryPlan
-from graft_nodes.training.run.memory_savings import SAVINGS, choose_savings, report, savings_of
+from graft_nodes.training.run.memory_savings import SAVINGS, choose_savings, report, save_more, savings_of
 from graft_nodes.training.trainable.settings import AdapterSettings
 from torch import nn
 
@@ -40,6 +40,21 @@ def test_the_cheapest_come_first_and_no_more_than_needed(lab):
     assert _words(state, 24) == [("gradient checkpointing on", 20.0)]
     assert _words(state, 21) == [("gradient checkpointing on", 20.0), ("batch size 1", 18.0)]
     assert [words for words, _ in _words(state, 14)][2:] == ["store average on host", "offload to CPU memory optimizer"]
+
+
+def test_savings_that_leave_the_result_as_it_is_come_one_after_another(lab):
+    def words(on_host):
+        state, taken = _state(lab), []
+        key = state.settings.digest
+        while (found := save_more(state, on_host)) is not None:
+            taken.append(found[0])
+            state = found[1]
+            assert state.settings.digest == key and state.start == _state(lab).start
+        return taken
+
+    offloads = ["offload to CPU memory optimizer", "offload to CPU memory layers"]
+    assert words(on_host=False) == ["gradient checkpointing on", *offloads]
+    assert words(on_host=True) == ["gradient checkpointing on"]
 
 
 def test_the_order_is_that_of_training_recipe():

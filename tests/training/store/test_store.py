@@ -644,6 +644,51 @@ def test_memory_that_runs_out_says_what_to_change_and_the_state_is_kept(bench, e
     assert again.trained == 4 and equal(again.state, train(bench.state, bench.denoiser, bench.dataset, 9))
 
 
+@pytest.mark.parametrize("fused", [False, True])
+def test_where_memory_runs_out_a_saving_is_taken_and_the_bytes_are_the_same(bench, fused):
+    """Memory that is short until gradient checkpointing is on, at two steps of a run."""
+    state = bench.state.with_optimizer(fused_backward=fused, clip_norm=0.0) if fused else bench.state
+    expected = train(state, bench.denoiser, bench.dataset, 9)
+    denoise, taken = bench.denoiser.denoise, []
+    bench.denoiser.calls = 0
+
+    def short(*arguments):
+        if not taken and bench.denoiser.calls >= 5:
+            raise MemoryError
+        return denoise(*arguments)
+
+    def note(now, words):
+        taken.append((now.step, words, now.settings.optimizer.checkpointing))
+
+    bench.denoiser.denoise = short
+    outcome = bench.run(9, state, validate_every=0, save_memory=note)
+    went_on = 3 if fused else 5  # a fused backward pass moves weights at once: from the last snapshot
+    assert taken == [(went_on, "gradient checkpointing on", True)]
+    assert equal(outcome.state, expected) and outcome.state.history == expected.history
+    assert outcome.state.settings.optimizer.checkpointing and outcome.trained == 9
+    assert any(
+        note.endswith(f": gradient checkpointing on, and training went on from step {went_on}")
+        for note in outcome.notes
+    )
+
+
+def test_memory_that_stays_short_ends_the_run_once_no_saving_is_left(bench):
+    taken, denoise = [], bench.denoiser.denoise
+    bench.denoiser.calls = 0
+
+    def short(*arguments):
+        if bench.denoiser.calls >= 5:
+            raise MemoryError
+        return denoise(*arguments)
+
+    bench.denoiser.denoise = short
+    with pytest.raises(Stopped, match="Memory ran out at step 6") as caught:
+        bench.run(9, validate_every=0, save_memory=lambda state, words: taken.append(words))
+    assert taken == ["gradient checkpointing on"] and caught.value.state.step == 5
+    bench.denoiser.denoise = denoise
+    assert bench.run(9, validate_every=0).trained == 4
+
+
 def test_another_error_is_not_taken_for_want_of_memory(bench):
     def failing(*_):
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
