@@ -228,7 +228,8 @@ def _named_folder(kind: str, default: str = "") -> str:
 
     if kind in folder_paths.folder_names_and_paths:
         return os.path.abspath(folder_paths.get_folder_paths(kind)[0])
-    return os.path.join(folder_paths.get_output_directory(), default)
+    output = str(folder_paths.get_output_directory())
+    return os.path.join(output, default) if default else output  # ComfyUI compares paths without a slash at the end
 
 
 def loras_folder() -> str:

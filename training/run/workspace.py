@@ -241,9 +241,9 @@ class Workspace:
         settings, denoiser = self.start_state.settings.optimizer, self.denoiser
         module = denoiser.module
         with ExitStack() as stack:
-            stack.enter_context(self._cast_weights())
-            if self.start_state.start.adapter.quantized_base:
+            if self.start_state.start.adapter.quantized_base:  # of layers that nothing goes around yet
                 stack.enter_context(self._quantize_base())
+            stack.enter_context(self._cast_weights())
             if self.compiles:
                 stack.enter_context(self.block_compiler.install(module))
             if settings.offload == "activations":

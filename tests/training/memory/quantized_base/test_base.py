@@ -1,6 +1,7 @@
 """A quantized base: which layers are, every kind of adapter beside it, and nothing left of it afterwards."""
 
 import copy
+from contextlib import closing
 
 import pytest
 import torch
@@ -124,6 +125,17 @@ def run(lab, kind="lora", base_weights="int8", held_out=(), **optimizer):
     dataset = lab.pictures(shape=(WIDTH, 4, 4), held_out=held_out)
     adapter = AdapterSettings(kind, rank=4, targets="all", base_weights=base_weights)
     return denoiser, dataset, lab.state(denoiser, dataset, adapter, **{"precision": "float32", **optimizer})
+
+
+@pytest.mark.parametrize("precision", ["float32", "bf16"])
+def test_layers_whose_weights_the_host_casts_are_quantized_all_the_same(lab, precision):
+    """As ComfyUI's are where they wait in host memory; in bf16 their inputs are cast, too."""
+    denoiser, dataset, state = run(lab, precision=precision)
+    for layer in denoiser.module.modules():
+        layer.comfy_cast_weights = isinstance(layer, nn.Linear)
+    layers = chosen_layers(denoiser.module).values()
+    with closing(Workspace(state, denoiser, dataset)) as work, work.install():
+        assert layers and all(hasattr(layer, "quantized_layer") for layer in layers)
 
 
 def same(one, other):
