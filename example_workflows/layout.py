@@ -47,7 +47,7 @@ HEIGHTS = {
     "GraftSamples": 300,
     "GraftSaveLoRA": 140,
     "GraftSaveWords": 60,
-    "GraftSlider": 440,
+    "GraftSlider": 610,
     "GraftSplitExperts": 160,
     "GraftTrainPairStart": 245,
     "GraftTrainStart": 205,

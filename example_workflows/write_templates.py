@@ -759,8 +759,8 @@ def stack(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(rows, 0, patch, "lora_stack")
         graph.link(demo, 1, patch, "clip")
         _link_samplers(graph, ((sampled, (patch, 0)),), demo, prompt, negative, latent)
-        graph.column(760, 260, patch, top=top)
-        _row(graph, 1080, top, sampled, 380)
+        graph.column(760, 290, patch, top=top)
+        _row(graph, 1110, top, sampled, 380)
         graph.group(f"By {way}", "#8A8", patch, *sampled)
     return graph.document()
 
@@ -1060,21 +1060,21 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     graph.link(decode, 0, image, "images")
     settings = (*chosen, start, *below)
     _five_columns(graph, note, loaders, (dataset, prompt, negative), settings, (step, save, latent))
-    graph.column(1500, 250, sampler)
-    graph.column(1800, 150, decode)
-    graph.column(1500, 450, image, top=611)
+    graph.column(1470, 230, sampler)
+    graph.column(1750, 210, decode)
+    graph.column(1470, 490, image, top=611)
     graph.group("Try it", "#8A8", sampler, decode, image)
     return graph.document()
 
 
 def _five_columns(graph: Graph, note: Any, loaders: Any, data: Any, settings: Any, trained: Any) -> None:
     """Place what a published model's template has up to the trained LoRA."""
-    graph.column(0, 410, note, graph.head - 50, *loaders)
+    graph.column(0, 380, note, graph.head - 50, *loaders)
     dataset, *prompts = data
-    graph.column(462, 312, dataset, 60, *prompts)
-    graph.column(824, 262, *settings)
+    graph.column(432, 312, dataset, 60, *prompts)
+    graph.column(794, 262, *settings)
     step, *others = trained
-    graph.column(1138, 310, step, 100, *others)
+    graph.column(1108, 310, step, 100, *others)
     graph.group("The model", "#3f789e", *loaders)
     graph.group("Images and prompts", "#3f789e", *data)
     graph.group("Settings", "#b58b2a", *settings)
@@ -1192,9 +1192,9 @@ def _pair_sampled(
     graph.link(*vae, decode, "vae")
     graph.link(decode, 0, image, "images")
     graph.fold(*samplers)
-    graph.column(1500, 270, split, *samplers)
-    graph.column(1815, 145, decode)
-    graph.column(1500, 460, image, top=samplers[1]["pos"][1] + 60)
+    graph.column(1470, 230, split, *samplers)
+    graph.column(1750, 210, decode)
+    graph.column(1470, 490, image, top=samplers[1]["pos"][1] + 60)
     graph.group("The pair, tried", "#8A8", split, *samplers, decode, image)
 
 
