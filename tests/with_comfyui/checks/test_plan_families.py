@@ -40,7 +40,8 @@ def test_every_family_is_planned_and_savings_save(name):
     checkpointed, layers, activations = (_planned(name, **saving) for saving in SAVINGS)
     assert checkpointed.parts["activations"] < plain.parts["activations"]
     assert activations.parts["activations"] < plain.parts["activations"]
-    assert layers.parts["weights"] == plain.parts["weights"] - sum(layers.blocks)  # what is in no block stays
+    outside = plain.parts["weights"] - sum(layers.blocks)  # what is in no block stays, and some blocks are there
+    assert layers.blocks and outside <= layers.parts["weights"] <= plain.parts["weights"]
 
 
 # --- the formula of Training Recipe beside the plan -------------------------------------------------------------------
