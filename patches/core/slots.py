@@ -57,7 +57,8 @@ class _Swaps(dict[str, "list[Swap]"]):
 class Swap(Handle):
     """Another tensor in a slot. `leave` puts back what was there, also beneath swaps that came later.
 
-    If somebody else has put something there since, it is thrown away, or stays if this one `yields`.
+    If somebody else has put something there since, it is thrown away, or stays if this one `yields`. Where somebody has
+    removed the slot itself, nothing is put back.
     """
 
     def __init__(self, slot: Slot, tensor: Any, yields: bool = False) -> None:
@@ -74,7 +75,7 @@ class Swap(Handle):
         above = self._above()
         if above is not None:
             above.found = tensor
-        elif not self._yields or self._table.get(self._name) is self.tensor:
+        elif self._name in self._table and (not self._yields or self._table[self._name] is self.tensor):
             self._table[self._name] = tensor
         self.tensor = tensor
 

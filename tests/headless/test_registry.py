@@ -47,6 +47,7 @@ def test_what_is_sent_holds_no_tests():
         "constraints.txt",
         "dev.py",
         "eslint.config.js",
+        "mkdocs.yml",
         "package-lock.json",
         "package.json",
         "requirements",

@@ -211,7 +211,7 @@ def test_a_failing_node_leaves_the_base(host, trained):
 
 
 def test_the_todo_example_runs(host):
-    graph, _ = graph_of(host, "Sample faster with ToDo")
+    graph, _ = graph_of(host, "example_workflows/Sample faster with ToDo")
     result = host.run(graph)
     assert result["success"], result["errors"]
 

@@ -97,7 +97,7 @@ def test_the_newest_state_is_the_one_that_was_saved_last(host, parts, kind):
         for record in root.glob("*/state.json"):
             if record.parent.name == name:
                 os.utime(record, ns=(10**18, 10**18 + number))
-            elif kind not in record.parent.name:  # those of other tests
+            elif record.parent.name not in (f"zeta {kind}", f"alpha {kind}"):  # those of other tests
                 os.utime(record, ns=(0, 0))
         assert newest_name(root) == name
         assert load.fingerprint_inputs(name=NEWEST) == load.fingerprint_inputs(name=name)

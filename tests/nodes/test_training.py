@@ -1053,7 +1053,8 @@ def test_weights_that_are_moved_or_made_smaller_wait_in_host_memory(host, monkey
     call = host.module("nodes.step_call")
     monkeypatch.setattr(call, "open_denoiser", lambda state, layers: layers)
     settings = SimpleNamespace(optimizer=OptimizerSettings(offload=offload))
+    on_host = offload == "layers"
     state = SimpleNamespace(
         settings=settings, start=SimpleNamespace(adapter=AdapterSettings(base_weights=base_weights))
     )
-    assert call.StepCall.open_denoiser(SimpleNamespace(state=state)) is waits
+    assert call.StepCall.open_denoiser(SimpleNamespace(state=state, has_layers_on_host=on_host)) is waits

@@ -110,7 +110,7 @@ def stack(seed, names, bypass):
 SETTINGS = AdapterSettings(targets="all", pattern="blocks.*", rank=2)
 # These lie over weights: what stacks do beneath shows when they have left, and where they share no tied weight at the
 # next change of stacks.
-ALIASES = {"adapters", "normal", "quantized"}
+ALIASES = {"adapters", "normal", "quantized", "ring"}
 
 
 @pytest.fixture(scope="module")

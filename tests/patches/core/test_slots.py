@@ -179,3 +179,12 @@ def test_two_tensors_exchange_their_values_and_get_them_back():
     with exchange(left, right, left.clone()):
         assert left.tolist() == [3.0, 4.0] and right.tolist() == [1.0, 2.0]
     assert left.tolist() == [1.0, 2.0] and right.tolist() == [3.0, 4.0]
+
+
+def test_a_slot_that_was_removed_meanwhile_stays_removed():
+    layer = nn.Linear(2, 2)
+    layer.register_buffer("numbers", torch.zeros(2))
+    held = swap(layer, "numbers", torch.ones(2))
+    del layer.numbers
+    held.leave()
+    assert "numbers" not in layer._buffers and "numbers" not in dict(layer.named_buffers())

@@ -102,7 +102,7 @@ def test_strength_is_that_of_other_recipes():
         (ObjectiveSettings, "offset_noise", "-1 is zero terminal SNR"),
         (ObjectiveSettings, "pyramid_noise", "above 0.4 only in runs of less than 2000 steps"),
         (OptimizerSettings, "optimizer", "for at most 8 images a step"),
-        (EMASettings, "decay", "If the average lags behind the weights, lower it; if it is the same, raise it"),
+        (EMASettings, "decay", "If the average lags behind the weights, lower it; if it is almost the same, raise it"),
     ],
 )
 def test_the_guides_advice_is_said_where_its_setting_is(settings, name, advice):
