@@ -1069,7 +1069,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def _five_columns(graph: Graph, note: Any, loaders: Any, data: Any, settings: Any, trained: Any) -> None:
     """Place what a published model's template has up to the trained LoRA."""
-    graph.column(0, 380, note, graph.head - 50, *loaders, top=90 - graph.head)  # the note as high as the groups begin
+    graph.column(0, 388, note, graph.head - 50, *loaders, top=90 - graph.head)  # the note as high as the groups begin
     dataset, *prompts = data
     graph.column(432, 312, dataset, 60, *prompts)
     graph.column(794, 262, *settings)
@@ -1206,7 +1206,7 @@ def _loaders(graph: Graph, family: Family, texts: Sequence[str]) -> tuple[list[d
     named = [[file for file in values.values() if file.endswith(".safetensors")] for _, values in files]
     listed = [*itertools.chain(*named), *([family.training_only] if family.training_only else [])]
     links = "\n".join(map(_file_line, listed))
-    note = graph.note([text.format(title=family.title, files=links) for text in texts], 380)
+    note = graph.note([text.format(title=family.title, files=links) for text in texts], 388)
     nodes = [graph.add(kind, **values) for kind, values in files]
     for node, mine in zip(nodes, named, strict=True):
         node["properties"]["models"] = [model_file(file) for file in mine]
