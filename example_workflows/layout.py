@@ -27,7 +27,7 @@ PREVIEW = 226  # by which a sampler grows while it draws
 HEIGHTS = {
     "ApplyToDo": 210,
     "CLIPLoader": 120,
-    "CLIPTextEncode": 100,
+    "CLIPTextEncode": 102,
     "CheckpointLoaderSimple": 110,
     "DualCLIPLoader": 150,
     "EmptyLatentImage": 120,
@@ -38,8 +38,8 @@ HEIGHTS = {
     "GraftEMA": 240,
     "GraftLoRAConflicts": 420,
     "GraftLoRAEffect": 480,
-    "GraftLoRAStack": 235,
-    "GraftLoadLoRAs": 255,
+    "GraftLoRAStack": 256,
+    "GraftLoadLoRAs": 276,
     "GraftLossPlot": 90,
     "GraftObjective": 230,
     "GraftOptimizer": 260,
@@ -61,9 +61,9 @@ HEIGHTS = {
     "PreviewAny": 180,
     "SaveImage": 330,
     "TrainStep": 530,
-    "UNETLoader": 95,
+    "UNETLoader": 114,
     "VAEDecode": 60,
-    "VAELoader": 65,
+    "VAELoader": 86,
 }
 Point = tuple[float, float]
 Box = tuple[float, float, float, float]  # left, top, right, bottom
@@ -85,11 +85,10 @@ class Graph:
 
     # --- what is in it ------------------------------------------------------------------------------------------------
 
-    def note(self, texts: Sequence[str], letters: int = 56) -> dict[str, Any]:
-        """A text on the canvas, as high as it needs to be with so many letters in a line."""
+    def note(self, texts: Sequence[str], width: int = 270) -> dict[str, Any]:
+        """A text on the canvas, as high as Nodes 2.0 draws it in this width."""
         lines = itertools.chain(*(text.split("\n") for text in texts))
-        shown = [re.sub(r"\]\(.*?\)", "", line) for line in lines]  # of a link its words
-        height = 40 + 12 * len(texts) + 15 * sum(math.ceil(len(line) / letters) for line in shown)
+        height = 28 + sum(_line_height(line, width) for line in lines)
         node = {"type": "MarkdownNote", "inputs": [], "outputs": [], "properties": {}}
         text = "\n\n".join(texts)
         return self.put({**node, "widgets_values": [text], "color": "#432", "bgcolor": "#653"}, height)
@@ -226,6 +225,17 @@ class Graph:
             self.dots[key]["linkIds"].append(link)
             parent = self.dots[key]["id"]
         self.ends.append({"id": link, "parentId": parent})
+
+
+def _line_height(line: str, width: int) -> int:
+    """Of a heading, an entry of a list (which names a file) or a paragraph, with the space below it."""
+    shown = re.sub(r"\]\(.*?\)|[*`\[]", "", line)  # of a link its words
+    letter, indent, high, below = 5.2, 24, 16, 6
+    if line.startswith("# "):
+        letter, high, below = 8.3, 25, 2
+    elif line.startswith("- "):
+        letter, indent, high, below = 6.2, 56, 17, 8
+    return high * math.ceil(len(shown.lstrip("#- ")) * letter / (width - indent)) + below
 
 
 def _slot(item: Any) -> dict[str, Any]:

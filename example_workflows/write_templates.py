@@ -239,7 +239,7 @@ def model_file(file: str) -> dict[str, str]:
 
 
 STEPS, PREVIEWS = 1500, 250
-CONTROLLED = 650  # height of a Dataset with a few of the advanced settings, which are not their defaults
+CONTROLLED = 655  # height of a Dataset with a few of the advanced settings, which are not their defaults
 
 
 # --- the first one ----------------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ LORAS_NOTE = (
 def loras(classes: Mapping[str, Any]) -> dict[str, Any]:
     """LoRA Effect and LoRA Conflicts on a stack, and images with all of its blocks and with those that matter."""
     graph = Graph(classes, LORAS)
-    note = graph.note(LORAS_NOTE)
+    note = graph.note(LORAS_NOTE, 260)
     demo = graph.add("GraftDemo")
     prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp left")
     negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
@@ -739,7 +739,7 @@ STACK_NOTE = (
 def stack(classes: Mapping[str, Any]) -> dict[str, Any]:
     """One stack of LoRAs on the model in two ways, and images of both."""
     graph = Graph(classes, STACK_TITLE)
-    note = graph.note(STACK_NOTE)
+    note = graph.note(STACK_NOTE, 300)
     demo = graph.add("GraftDemo")
     prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp left")
     negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
@@ -777,7 +777,7 @@ TODO_NOTE = (
 def todo(classes: Mapping[str, Any]) -> dict[str, Any]:
     """Images without and with token downsampling."""
     graph = Graph(classes, TODO_TITLE)
-    note = graph.note(TODO_NOTE)
+    note = graph.note(TODO_NOTE, 300)
     demo = graph.add("GraftDemo")
     prompt = graph.add("CLIPTextEncode", "Prompt", text="a red circle middle")
     negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
@@ -820,7 +820,7 @@ DECODER_NOTE = (
 def decoder(classes: Mapping[str, Any]) -> dict[str, Any]:
     """A damaged decoder that is trained on the demo's images, and an image through it before and after."""
     graph = Graph(classes, DECODER)
-    note = graph.note(DECODER_NOTE)
+    note = graph.note(DECODER_NOTE, 280)
     demo = graph.add("GraftDemo")
     dataset = graph.add("GraftDataset", folder="graft_demo/regular", resolution=256, validation=0.1)
     damaged = graph.add("GraftDemoVAE", damage=1.0)
@@ -1040,7 +1040,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     chosen, below = [recipe], []
     if family.training_only:
         rows = json.dumps({"version": 1, "rows": [{"file": family.training_only, "on": True, "model": 1.0}]})
-        adapter = graph.add("GraftLoRAStack", "Training adapter", 305, rows=rows)
+        adapter = graph.add("GraftLoRAStack", "Training adapter", 310, rows=rows)
         only = graph.add("GraftTrainingOnlyLoRA")
         graph.link(adapter, 0, only, "lora_stack")
         chosen += [only]
@@ -1069,7 +1069,7 @@ def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
 
 def _five_columns(graph: Graph, note: Any, loaders: Any, data: Any, settings: Any, trained: Any) -> None:
     """Place what a published model's template has up to the trained LoRA."""
-    graph.column(0, 380, note, graph.head - 50, *loaders)
+    graph.column(0, 388, note, graph.head - 50, *loaders, top=90 - graph.head)  # the note as high as the groups begin
     dataset, *prompts = data
     graph.column(432, 312, dataset, 60, *prompts)
     graph.column(794, 262, *settings)
@@ -1206,7 +1206,7 @@ def _loaders(graph: Graph, family: Family, texts: Sequence[str]) -> tuple[list[d
     named = [[file for file in values.values() if file.endswith(".safetensors")] for _, values in files]
     listed = [*itertools.chain(*named), *([family.training_only] if family.training_only else [])]
     links = "\n".join(map(_file_line, listed))
-    note = graph.note([text.format(title=family.title, files=links) for text in texts], 74)
+    note = graph.note([text.format(title=family.title, files=links) for text in texts], 388)
     nodes = [graph.add(kind, **values) for kind, values in files]
     for node, mine in zip(nodes, named, strict=True):
         node["properties"]["models"] = [model_file(file) for file in mine]

@@ -22,18 +22,14 @@ export function foldAdvanced(node) {
   chain(node, 'onConfigure', (saved) => {
     if (saved.showAdvanced !== undefined) return // as a person left it
     const set = folded.filter((widget) => isSet(node, widget) || isLinked(saved, widget))
-    if (!isClassic()) {
-      node.showAdvanced = set.length > 0 // Nodes 2.0 has one switch for all of them
-      return
-    }
     for (const widget of folded) keepInSight(widget, set.includes(widget))
-    fit(node)
+    if (isClassic()) fit(node)
   })
 }
 
 function keepInSight(widget, isKept) {
-  widget.options = { ...widget.options, advanced: !isKept } // where front end 1.58 has it
   widget.advanced = !isKept
+  widget.options.advanced = !isKept // where Nodes 2.0 looks, which keeps the object
 }
 
 /**

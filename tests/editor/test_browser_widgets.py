@@ -229,11 +229,10 @@ def test_advanced_settings_are_folded_but_for_those_that_the_workflow_has_set(ed
     with_decay = editor.saved()
     assert opened(editor, as_new, None) == []
     editor.screenshot("advanced-folded")
-    all_of_them = ["weight decay", "warmup"]  # which Nodes 2.0 shows and hides by one switch
-    assert opened(editor, with_decay, None) == (all_of_them if editor.modern else ["weight decay"])
+    assert opened(editor, with_decay, None) == ["weight decay"]
     editor.screenshot("advanced-set")
     assert opened(editor, with_decay, False) == [], "folded by hand, and left so"
-    assert opened(editor, with_decay, True) == all_of_them
+    assert opened(editor, with_decay, True) == ["weight decay", "warmup"]
     assert next(iter(editor.prompt().values()))["inputs"]["weight_decay"] == 0.1
 
 
