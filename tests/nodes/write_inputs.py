@@ -6,6 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+from graft_nodes.training.store.names import NEWEST
+
 FILE = Path(__file__).with_name("inputs.json")
 SETTINGS = ("default", "min", "max", "step", "round", "multiline", "socketless", "forceInput", "advanced")
 
@@ -32,7 +34,7 @@ def _input(kind: Any, told: dict[str, Any] | None = None) -> list[Any]:
     options = told.get("options", kind)
     if isinstance(options, list):
         kind = "COMBO"
-        if options != [""]:
+        if options not in ([""], [NEWEST]):
             settings["options"] = options
     return [kind, settings]
 
