@@ -66,6 +66,8 @@ def test_every_link_of_a_help_page_leads_to_where_it_says(editor, name):
     assert addresses == LINK.findall((DOCS / f"{name}.md").read_text(encoding="utf-8"))
     where = editor.page.url
     for at, address in enumerate(addresses):
+        if "://" in address:  # another site's page, which opens in a window of its own
+            continue
         page, _, anchor = address.partition("#")
         editor.do(f"(at) => ({LINKS})()[at].click()", at)
         editor.settle()
