@@ -127,7 +127,7 @@ def record(editor: Editor) -> Film:
     film = Film(editor)
     film.page.mouse.move(*film.at)
     film.shot(900)
-    film.move(*slot(editor, dataset, "GRAFT_DATASET", 1), 6)
+    film.move(*slot(editor, dataset, "dataset", 1), 6)
     film.page.mouse.down()
     film.move(*slot(editor, start, "dataset", -1), 9)
     film.page.mouse.up()
