@@ -57,7 +57,7 @@ def test_the_effect_is_shown_and_what_matters_is_kept_with_one_click(stacks):
     assert used["model"] == 0.7 and other["model"] == 0.3
     assert "written into 2 rows" in panel.inner_text()
     button.click()
-    assert "have these block weights already" in panel.inner_text()
+    assert "already have these block weights" in panel.inner_text()
     saved = editor.saved()
     (kept,) = (one["properties"]["graft effect"] for one in saved["nodes"] if str(one["id"]) == str(node))
     assert [row["after"] for row in kept["rows"]] == [used["blocks"], other["blocks"]]
