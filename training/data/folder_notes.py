@@ -132,8 +132,9 @@ def _note_rounded_frames(settings: FolderSettings) -> list[str]:
 
 def _note_unread_files(folder: Path) -> list[str]:
     """What lies in the folder and is not read: folders that are closed or linked, and pictures of other formats."""
-    links, others = images.find_ignored(folder, images.OTHER_SUFFIXES)
-    videos = images.find_ignored(folder, clip_files.OTHER_SUFFIXES)[1]
+    links, unread = images.find_ignored(folder, images.OTHER_SUFFIXES + clip_files.OTHER_SUFFIXES)
+    others = [name for name in unread if name.lower().endswith(images.OTHER_SUFFIXES)]
+    videos = [name for name in unread if name.lower().endswith(clip_files.OTHER_SUFFIXES)]
     return [
         *count_names(images.closed_folders(folder), "folders cannot be opened, so nothing in them is read"),
         *count_names(images.others_pictures(folder), "thumbnails and pictures in the system's folders are left out"),
