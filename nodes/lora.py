@@ -19,7 +19,7 @@ from ..patches.lora_files.stack_rows import EMPTY, StackRow, parse, parse_schedu
 from ..storage.digest import sha256
 from ..storage.printable import logger
 from ..storage.problem_list import problem_lines
-from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
+from .schema import GraftNode, LoraModel, LoraStack, TrainState, advanced_input, file_size_input, search_aliases
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -368,19 +368,10 @@ class GraftSaveLoRA(GraftNode):
                         " LoRA Stack."
                     ),
                 ),
-                advanced_input(
-                    io.Float,
-                    "max_shard_gb",
-                    display_name="maximum file size (GB)",
-                    default=0.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.5,
-                    tooltip=(
-                        "For full weights: splits the tensors into several files with an index if one would be larger"
-                        " than this. Graft reads them all from any of them; ComfyUI's own loaders do not. 0 writes one"
-                        " file."
-                    ),
+                file_size_input(
+                    "For full weights: splits the tensors into several files with an index if one would be larger"
+                    " than this. Graft reads them all from any of them; ComfyUI's own loaders do not. 0 writes one"
+                    " file."
                 ),
             ],
             outputs=[io.String.Output(display_name="path")],

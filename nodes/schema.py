@@ -175,14 +175,28 @@ def setting_input(name: str, one: Setting) -> Any:
 
 
 def advanced_input(kind: Any, identifier: str, **declared: Any) -> Any:
-    """`advanced(io.Int, "rank", default=16)` is `io.Int.Input("rank", default=16)`, folded away in the editor behind
-    "Show advanced inputs".
+    """`advanced_input(io.Int, "rank", default=16)` is `io.Int.Input("rank", default=16)`, folded away in the editor
+    behind "Show advanced inputs".
 
-    Widgets take no `advanced_input` in ComfyUI 0.3.64; what is in `extra_dict` reaches the editor from every host.
+    Widgets take no `advanced` in ComfyUI 0.3.64; what is in `extra_dict` reaches the editor from every host.
     """
     made = kind.Input(identifier, **declared)
     made.extra_dict = {**made.extra_dict, "advanced": True}
     return made
+
+
+def file_size_input(tooltip: str) -> Any:
+    """The input of nodes that split what they save into files of a size."""
+    return advanced_input(
+        io.Float,
+        "max_shard_gb",
+        display_name="maximum file size (GB)",
+        default=0.0,
+        min=0.0,
+        max=1000.0,
+        step=0.5,
+        tooltip=tooltip,
+    )
 
 
 def search_aliases(*words: str) -> dict[str, list[str]]:

@@ -11,7 +11,7 @@ from comfy_api.latest import io
 
 from .. import host
 from ..storage.file_list import files_below
-from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, advanced_input, search_aliases
+from .schema import Dataset, GraftNode, LoraModel, LoraStack, TrainState, file_size_input, search_aliases
 from .training import training_only_lora
 
 if TYPE_CHECKING:
@@ -63,18 +63,9 @@ class GraftSaveState(GraftNode):
                     default="state",
                     tooltip="Folder under output/graft_states. A saved state with the same name is replaced.",
                 ),
-                advanced_input(
-                    io.Float,
-                    "max_shard_gb",
-                    display_name="maximum file size (GB)",
-                    default=0.0,
-                    min=0.0,
-                    max=1000.0,
-                    step=0.5,
-                    tooltip=(
-                        "Splits the tensors into several files with an index if one would be larger than this. 0"
-                        " writes one file."
-                    ),
+                file_size_input(
+                    "Splits the tensors into several files with an index if one would be larger than this. 0"
+                    " writes one file."
                 ),
             ],
             outputs=[io.String.Output(display_name="path")],
