@@ -200,9 +200,10 @@ class GraftLoadState(GraftNode):
         with suppress(FileNotFoundError):
             name = _name_of(name)
         for one in (name, *experts.pair_names(name)):
-            record = _root() / one / "state.json"
-            if one and record.is_file():
-                versions.append(f"{record.stat().st_mtime_ns} {record.stat().st_size}")
+            if one:
+                with suppress(FileNotFoundError, NotADirectoryError):
+                    status = (_root() / one / "state.json").stat()
+                    versions.append(f"{status.st_mtime_ns} {status.st_size}")
         return " ".join(versions)
 
     @classmethod

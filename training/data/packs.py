@@ -130,8 +130,9 @@ class PackIndex:
 
     def add(self, kind: str, file: Path, entries: str) -> None:
         """Note a pack that was written, with `ENTRIES` of its metadata."""
-        self.has_changed = True
-        self._put(kind, file.name, file.stat().st_size, entries)
+        with contextlib.suppress(FileNotFoundError):  # another process has removed it since
+            self._put(kind, file.name, file.stat().st_size, entries)
+            self.has_changed = True
 
     def forget(self, file: str) -> None:
         """Leave out the entries of a pack."""
@@ -163,9 +164,10 @@ def _files_in(folder: Path) -> list[tuple[str, int]]:
         with os.scandir(folder) as entries:
             for entry in entries:
                 if entry.name.endswith(_SUFFIX):
-                    found.append((entry.name, os.stat(entry.path).st_size))
+                    with contextlib.suppress(FileNotFoundError):  # another process has removed it since
+                        found.append((entry.name, os.stat(entry.path).st_size))
     except (FileNotFoundError, NotADirectoryError):
-        return found
+        return []
     return sorted(found)
 
 

@@ -5,6 +5,7 @@ shown.
 from __future__ import annotations
 
 import re
+from contextlib import suppress
 from pathlib import Path
 
 from ...storage.file_list import names_in
@@ -39,10 +40,13 @@ NEWEST = "(the newest)"  # in place of a saved state's name
 
 def newest_name(root: Path) -> str:
     """The name of the state that was saved last. Raises FileNotFoundError where there is none."""
-    names = saved_names(root)
-    if not names:
+    times: list[tuple[int, str]] = []
+    for name in saved_names(root):
+        with suppress(FileNotFoundError):  # another process has removed it since
+            times.append(((root / name / "state.json").stat().st_mtime_ns, name))
+    if not times:
         raise FileNotFoundError(f"Load State: there is no saved state in {root} yet. Save one with Save State first.")
-    return max(names, key=lambda name: ((root / name / "state.json").stat().st_mtime_ns, name))
+    return max(times)[1]
 
 
 def saved_names(root: Path) -> list[str]:

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from graft_nodes.tests.storage.vanishing import remove_after_listing
+from graft_nodes.training.data import cache as cache_module
 from graft_nodes.training.data import packs
 from graft_nodes.training.data.cache import QUANTIZED, Cache, key_of
 
@@ -211,6 +212,36 @@ def test_a_file_that_goes_while_it_is_read_is_made_again_without_a_word(tmp_path
 
     monkeypatch.setattr(Path, "is_file", then_it_goes)
     assert cache.read("texts", key_of(1)) is None and not cache.notes
+
+
+def test_a_pack_that_goes_as_soon_as_it_is_written_is_no_error(tmp_path, monkeypatch):
+    cache = Cache(tmp_path)
+    write = cache_module.write_safetensors
+
+    def then_it_goes(path, *args, **kwargs):
+        write(path, *args, **kwargs)
+        path.unlink()
+
+    monkeypatch.setattr(cache_module, "write_safetensors", then_it_goes)
+    assert cache.write_together("latents", {key_of(1): (TENSORS, None)})
+    assert cache.read("latents", key_of(1)) is None and not cache.notes
+
+
+def test_a_pack_that_goes_while_packs_are_listed_hides_no_other(tmp_path, monkeypatch):
+    numbers = range(4)
+    for number in numbers:
+        _together(tmp_path, number)
+    places = {number: Path(Cache(tmp_path)._find_packed("latents", key_of(number)).path) for number in numbers}
+    for gone in numbers:
+        folder = places[gone].parent
+        with monkeypatch.context() as patched:
+            remove_after_listing(patched, folder, places[gone])
+            cache = Cache(tmp_path)
+            assert [cache.shapes("latents", key_of(number)) is None for number in numbers] == [
+                number == gone for number in numbers
+            ]
+        assert not cache.notes
+        _together(tmp_path, gone)
 
 
 def _together(folder, *numbers):
