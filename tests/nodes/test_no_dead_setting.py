@@ -195,6 +195,8 @@ CASES: dict[str, dict[str, Case]] = {
         "snapshots": Case(1, changes="files"),
         "widths": Case("0.06 0.2", {"GraftEMA": {"snapshots": 1}}, changes="files"),
         "switch_every": Case(1),
+        "begin_after": Case(1, changes="average"),
+        "min_decay": Case(0.5, {"GraftEMA": {"schedule": "ramp"}}, changes="average"),
     },
     "GraftWords": {
         "settings": Case(None, WORDS),
