@@ -41,7 +41,7 @@ class Settings:
     @property
     def digest(self) -> str:
         """Hash of all settings that change the result. It stands for the settings in a run's position."""
-        plain = {"optimizer": self.optimizer.identity(), "objective": self.objective.identity()}
+        plain: dict[str, Any] = {"optimizer": self.optimizer.identity(), "objective": self.objective.identity()}
         if self.clip_skip is not None:
             plain["clip_skip"] = self.clip_skip
         if self.from_file:
