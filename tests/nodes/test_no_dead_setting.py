@@ -182,6 +182,9 @@ CASES: dict[str, dict[str, Case]] = {
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
         "pyramid_kind": Case("everydream2", {"GraftObjective": {"pyramid_noise": 0.5}}),
+        "target": Case("cfg-augmented"),
+        "target_scale": Case(5.0, {"GraftObjective": {"target": "cfg-augmented"}}),
+        "noise_candidates": Case(4),
     },
     "GraftEMA": {
         "settings": Case(None),
