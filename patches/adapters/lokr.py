@@ -185,7 +185,7 @@ _FORMAT = FileFormat(
         TensorRole(W2_A, refused_as="LoKr"),
         TensorRole(W2_B, refused_as="LoKr", is_rank=True, divides_alpha=True),
         TensorRole("lokr_w1_a", refused_as="LoKr"),
-        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True, divides_alpha=True),  # if w2 is no product
+        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True, divides_alpha=True),  # if w2 is not a product
         TensorRole("lokr_t2", refused_as="LoKr"),
     ),
     build=_build,

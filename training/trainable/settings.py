@@ -42,7 +42,7 @@ class AdapterSettings:
     how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
     other than as loaded: the frozen linear layers of the model are quantized while training
     (`training.memory.quantized_base`).
-    `with_sound` is no setting of the node: it is whether the dataset has videos with their sound, so that the layers
+    `with_sound` is not a setting of the node: it is whether the dataset has videos with their sound, so that the layers
     for that are trained too.
     """
 

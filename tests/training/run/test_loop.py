@@ -262,7 +262,7 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
 
 
 class Interrupted(BaseException):
-    """As ComfyUI's, which is no Exception in every version."""
+    """As ComfyUI's, which is not an Exception in every version."""
 
 
 @pytest.mark.parametrize("during", ["a step", "validation"])
