@@ -131,6 +131,7 @@ CASES: dict[str, dict[str, Case]] = {
         "min_rank": Case(1, {"GraftAdapter": {"kind": "tlora", "rank": 4}}),
         "rank_exponent": Case(4.0, {"GraftAdapter": {"kind": "tlora", "rank": 4, "min_rank": 1}}),
         "base_weights": Case("int8"),
+        "factor": Case(4, {"GraftAdapter": {"kind": "lokr"}}),
     },
     "GraftOptimizer": {
         "settings": Case(None),
