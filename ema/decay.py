@@ -24,13 +24,13 @@ _MOST_LEFT, _USUAL_LEFT = 0.5, 0.1  # of the starting weights in an average at t
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
-    """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
+    """Relative widths from text such as "0.05 0.10" (spaces or commas); ValueError names what is not a number."""
     widths = []
     for word in text.replace(",", " ").split():
         try:
             widths.append(float(word))
         except ValueError:
-            raise ValueError(f"{word!r} is no number, expected numbers such as '0.05 0.10'") from None
+            raise ValueError(f"{word!r} is not a number, expected numbers such as '0.05 0.10'") from None
     return tuple(widths)
 
 

@@ -177,6 +177,7 @@ class GraftObjective(SettingsNode):
     checked_together = (
         ("loss", "weighting"),
         ("loss", "prior"),
+        ("loss", "target", "noise_candidates"),
         ("offset_noise",),
         ("min_timestep", "max_timestep"),
         ("expert", "boundary"),

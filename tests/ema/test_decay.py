@@ -87,7 +87,7 @@ def test_an_average_that_would_never_begin_is_refused(name, label):
 
 def test_widths_are_read_with_spaces_and_commas():
     assert parse_widths(" 0.05, 0.1 .2") == (0.05, 0.1, 0.2) and parse_widths("") == ()
-    with pytest.raises(ValueError, match="'1x' is no number"):
+    with pytest.raises(ValueError, match="'1x' is not a number"):
         parse_widths("0,1x")
 
 

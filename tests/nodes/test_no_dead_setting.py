@@ -133,6 +133,7 @@ CASES: dict[str, dict[str, Case]] = {
         "min_rank": Case(1, {"GraftAdapter": {"kind": "tlora", "rank": 4}}),
         "rank_exponent": Case(4.0, {"GraftAdapter": {"kind": "tlora", "rank": 4, "min_rank": 1}}),
         "base_weights": Case("int8"),
+        "factor": Case(4, {"GraftAdapter": {"kind": "lokr"}}),
     },
     "GraftOptimizer": {
         "settings": Case(None),
@@ -184,6 +185,9 @@ CASES: dict[str, dict[str, Case]] = {
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
         "pyramid_kind": Case("everydream2", {"GraftObjective": {"pyramid_noise": 0.5}}),
+        "target": Case("cfg-augmented"),
+        "target_scale": Case(5.0, {"GraftObjective": {"target": "cfg-augmented"}}),
+        "noise_candidates": Case(4),
     },
     "GraftEMA": {
         "settings": Case(None),

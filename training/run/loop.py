@@ -149,7 +149,7 @@ def train(
                     callbacks.note(pinned.note)
             except Diverged as error:
                 raise _stop_diverged(work, error, callbacks) from error
-            except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
+            except BaseException as error:  # an interruption is not an Exception everywhere; it is raised again below
                 _tell_other_ranks(work, error, until)
                 stopped = _save_after_error(work, error, callbacks)
                 if stopped is not None:

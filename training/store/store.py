@@ -482,7 +482,7 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{path}: is not JSON ({error})") from error
         if not block_of_history(parts[-1]):
-            raise Damaged(f"{path}: is no block of history")
+            raise Damaged(f"{path}: is not a block of history")
     parts.append(recorded)
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
     validation = tuple((step, value) for part in parts for step, value in part["validation"])
