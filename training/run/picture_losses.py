@@ -84,10 +84,8 @@ def picture_losses(
         bare = [measure(image, "") if _is_captioned(image) else None for image in images]
         before = _without_training(work, [(image, image.caption) for image in images], measure)
     held_out = set(map(id, dataset.held_out))
-    return [
-        PictureLoss(image, id(image) in held_out, *losses)
-        for image, *losses in zip(images, before, after, bare, strict=True)
-    ]
+    rows = zip(images, before, after, bare, strict=True)
+    return [PictureLoss(image, id(image) in held_out, first, last, plain) for image, first, last, plain in rows]
 
 
 def passes(dataset: Dataset) -> int:
