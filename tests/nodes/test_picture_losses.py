@@ -44,7 +44,7 @@ def _prompt(host, folder, **more):
     return {
         "1": node("GraftDemo"),
         "2": node("GraftDataset", folder=folder, vae=["1", 2], clip=["1", 1], resolution=256, validation=0.2, **more),
-        "3": node("GraftAdapter", targets="attention+ff", rank=4),
+        "3": node("GraftAdapter", targets="attention+ff", rank=4, alpha=2.0),
         "4": node("GraftOptimizer", settings=["3", 0], learning_rate=1e-2, batch_size=2),
         "5": node("GraftTrainStart", model=["1", 0], clip=["1", 1], dataset=["2", 0], settings=["4", 0], run=RUN),
         "6": node("TrainStep", state=["5", 0], steps=2, validate_every=0),
