@@ -23,11 +23,11 @@ from ..trainable.settings import is_word
 from .block_rates import ratios
 from .build import build
 from .by_tensor import ByGroup
-from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 PIECE = 1 << 24  # at most this many numbers are in float32, or back from host memory, at the same time
 _GROUP_NUMBERS = "scalars"  # the slot under which the numbers of a parameter group are saved, with each of its tensors
+_FOUND = "group:"  # what the slot of each number begins with that was found to have changed
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class _Piece:
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]
+    first_numbers: tuple[dict[str, int | float], ...] = ()  # of each group as it was made, where they are compared
 
     def groups(self) -> Iterator[tuple[dict[str, Any], list[str]]]:
         """Each parameter group with the names of its tensors."""
@@ -71,7 +72,7 @@ class OptimizerStepper:
         words_rate: float = 0.0,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
-        self.record = OPTIMIZERS.get(settings.optimizer)
+        self.record = settings.record
         self.half = settings.precision == "full-bf16"
         self._live_slot = ""  # where the live weights are saved, when they are not the weights to sample with
         if self.record.sampling_weights is not None:
@@ -134,12 +135,21 @@ class OptimizerStepper:
                 by_ratio: dict[float, list[str]] = {}
                 for name in piece_names:
                     by_ratio.setdefault(self._ratios[name], []).append(name)
-                groups, ordered_names = [], []
-                for ratio, members in by_ratio.items():
-                    groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
-                    ordered_names += members
-                pieces.append(_Piece(build(self.settings, groups, part), tuple(ordered_names)))
+                groups = [
+                    {"params": [self._stepped_tensors[name] for name in members], "ratio": ratio}
+                    for ratio, members in by_ratio.items()
+                ]
+                pieces.append(self._piece(build(self.settings, groups, part), piece_names))
         return pieces
+
+    def _piece(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> _Piece:
+        """An optimizer with the names of its tensors, in the order that it has them in."""
+        by_id = {id(self._stepped_tensors[name]): name for name in names}
+        ordered = tuple(by_id[id(tensor)] for group in optimizer.param_groups for tensor in group["params"])
+        first_numbers: tuple[dict[str, int | float], ...] = ()
+        if self.record.finds_group_numbers:
+            first_numbers = tuple(map(_numbers_of, optimizer.param_groups))
+        return _Piece(optimizer, ordered, first_numbers)
 
     def _part_of(self, name: str, tensor: Tensor) -> str:
         if is_word(name):
@@ -177,6 +187,9 @@ class OptimizerStepper:
             if numbers is not None:
                 for (key, kind), value in zip(self.record.group_numbers.items(), numbers.tolist(), strict=True):
                     group[key] = kind(value)
+            for slot, value in slots[names[0]].items():
+                if slot.startswith(_FOUND):
+                    group[slot.removeprefix(_FOUND)] = value.item()
             for name in names:
                 state = self._restored_state(name, slots[name], bool(group.get("fused")))
                 if state:
@@ -187,7 +200,7 @@ class OptimizerStepper:
         device = self.trained[name].device
         state = {}
         for slot, value in saved.items():
-            if slot in (self._live_slot, _GROUP_NUMBERS):
+            if slot in (self._live_slot, _GROUP_NUMBERS) or slot.startswith(_FOUND):
                 continue
             if slot == "step" and not fused:  # torch keeps the step count on the CPU, unless fused
                 state[slot] = _number_or(value, value.device)
@@ -206,13 +219,18 @@ class OptimizerStepper:
         for optimizer, left in self._unread():
             optimizer.take(_read_together(left))
         for piece in self._pieces:
-            for group, names in piece.groups():
+            for place, (group, names) in enumerate(piece.groups()):
                 numbers = [float(group[key]) for key in self.record.group_numbers]
+                found = {}
+                if piece.first_numbers:
+                    found = dict(_numbers_of(group).items() - piece.first_numbers[place].items())
                 for name in names:
                     state = piece.optimizer.state.get(self._stepped_tensors[name], {})
                     for slot, value in state.items():
                         if value is not None:
                             saved[f"{slot}/{name}"] = _as_tensor(value)
+                    for key, number in found.items():
+                        saved[f"{_FOUND}{key}/{name}"] = _as_tensor(number)
                     if numbers:
                         saved[f"{_GROUP_NUMBERS}/{name}"] = torch.tensor(numbers, dtype=torch.float64)
                     if self._live_slot and state:
@@ -404,6 +422,11 @@ class OptimizerStepper:
             round_to_bfloat16_(live.detach(), parameter.data, generator)
         parameter.grad = None
         parameter.data = _placeholder(live).data
+
+
+def _numbers_of(group: Mapping[str, Any]) -> dict[str, int | float]:
+    """The numbers of a parameter group by name, but for those that a step sets."""
+    return {key: value for key, value in group.items() if isinstance(value, int | float) and key not in ("lr", "ratio")}
 
 
 def _slots_by_name(saved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
