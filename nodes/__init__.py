@@ -8,6 +8,7 @@ from . import (
     averages,
     dataset,
     demo,
+    diffusers_folder,
     lora,
     merging,
     plot,
@@ -34,6 +35,7 @@ _FILES = (
     state,
     averages,
     plot,
+    diffusers_folder,
     demo,
 )
 NODES: list[type[io.ComfyNode]] = [node for file in _FILES for node in file.NODES]
