@@ -25,7 +25,7 @@ from ...patches.core.ledger import open_entry
 from ...patches.core.slots import Slot, SlotKey, slots, stored_tensors, swap_all
 from .allocations import META
 from .checkpointing import blocks
-from .offload import copies_on, hold_copies, slots_elsewhere
+from .offload import copies_on, slots_elsewhere, weights_on
 from .pinning import Pins
 
 
@@ -43,8 +43,8 @@ class Group:
 
 
 class Leaf(NamedTuple):
-    """Where the gradients of a trained weight go that waits in host memory: a tensor on the device that takes no memory.
-    The model computes in `dtype`.
+    """Where the gradients of a trained weight go that waits in host memory: a tensor on the device without memory. The
+    model computes in `dtype`.
     """
 
     tensor: Tensor
@@ -219,7 +219,7 @@ def layers_on_host(
     device: torch.device,
     staying: Callable[[], Container[SlotKey]] = frozenset[SlotKey],
     waiting: int | None = None,
-    trained: Container[SlotKey] = (),
+    trained: Mapping[SlotKey, Any] | None = None,
     leaves: Mapping[int, Leaf] | None = None,
 ) -> Iterator[None]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
@@ -239,10 +239,9 @@ def layers_on_host(
         stack.callback(pins.release)
         stack.callback(ring.close)
         here = [outside.modules, *(group.modules for number, (_, group) in enumerate(inner) if number not in chosen)]
-        stay = [slot for slot in slots_elsewhere(chain.from_iterable(here), device, staying()) if slot.key not in trained]
-        stack.enter_context(hold_copies(stay, copies_on(device, (slot.tensor for slot in stay))))
-        wait = slots_elsewhere(module.modules(), device, staying())
-        pins.pin(slot.tensor for slot in wait if slot.key not in trained)
+        elsewhere = trained or staying()  # quantized weights are not trained
+        stack.enter_context(weights_on(list(chain.from_iterable(here)), device, elsewhere))
+        pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, elsewhere))
         for owner, group in ((root, outside), *inner):
             stack.enter_context(around(owner, "ring", partial(ring.call, group)))
         yield
@@ -284,13 +283,15 @@ def block_sizes(
         elsewhere = slots_elsewhere(group.modules, device, staying)
         own = {id(slot.tensor): slot.tensor for slot in elsewhere if slot.key not in trained}
         size = sum(stored.nbytes for tensor in own.values() for stored in stored_tensors(tensor))
-        moving = {
-            id(slot.tensor): slot.tensor.numel() * trained[slot.key].itemsize
-            for slot in slots(group.modules)
-            if slot.key in trained
-        }
-        sizes.append(size + sum(moving.values()))
+        moving = {id(slot.tensor): slot for slot in slots(group.modules) if slot.key in trained}
+        sizes.append(size + sum(_trained_size(slot.tensor, trained[slot.key]) for slot in moving.values()))
     return sizes
+
+
+def _trained_size(own: Tensor, dtype: torch.dtype) -> int:
+    """The bytes of a trained weight, and of its copy in the type of the model's own where that is another one."""
+    types = {dtype, own.dtype}
+    return sum(own.numel() * one.itemsize for one in types)
 
 
 def slots_of_blocks(module: nn.Module, waiting: int) -> set[SlotKey]:

@@ -18,7 +18,7 @@ from torch import Tensor
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
 from ..data.epoch_order import regularization_count
-from ..memory.allocations import META, Allocations, FusedAttention, on_meta
+from ..memory.allocations import META, Allocations, FusedAttention, off_meta, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
@@ -77,6 +77,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         is_elsewhere = state.start.adapter.quantized_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
+        else:
+            stack.enter_context(off_meta(denoiser.module))
         if state.start.encodes_captions:
             assert denoiser.text_encoder is not None
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))

@@ -141,7 +141,13 @@ def _copy_weights(
             f" ({example}: {base[example].dtype}); use another adapter type, which trains beside them, or a model that"
             " is not quantized."
         )
-    return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names}
+    return {name: _copy_to_train(base[name].detach()) for name in names}
+
+
+def _copy_to_train(weight: Tensor) -> Tensor:
+    if weight.is_meta:  # of a model that is only planned
+        return weight.to(torch.float32, copy=True)
+    return weight.to("cpu", torch.float32, copy=True)
 
 
 def _join(path: str, name: str) -> str:
