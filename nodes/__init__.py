@@ -10,6 +10,7 @@ from . import (
     demo,
     lora,
     merging,
+    picture_losses,
     plot,
     previews,
     recipe,
@@ -33,6 +34,7 @@ _FILES = (
     vae,
     state,
     averages,
+    picture_losses,
     plot,
     demo,
 )

@@ -22,7 +22,7 @@ export function say(node, lines, around = holdersOf(node)) {
   appMode.announce(node, 'problem', lines)
 }
 
-/** Say around a node what is no problem and its own panel says itself, a line each; no line takes it back. */
+/** Say around a node what is not a problem and its own panel says itself, a line each; no line takes it back. */
 export function sayAround(node, kind, lines) {
   for (const holder of holdersOf(node)) tell(holder, node, kind, lines)
   appMode.announce(node, kind, lines)
