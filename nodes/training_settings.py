@@ -200,7 +200,12 @@ class GraftEMA(SettingsNode):
 
     settings_class = EMASettings
     part = "ema"
-    checked_together = (("widths",), ("interval", "snapshots", "switch_every"), ("snapshots", "widths"))
+    checked_together = (
+        ("widths",),
+        ("decay", "min_decay"),
+        ("interval", "snapshots", "switch_every"),
+        ("snapshots", "widths"),
+    )
 
     @classmethod
     def define_schema(cls) -> io.Schema:

@@ -7,8 +7,10 @@ input of settings has a case for each part that matters there, named `settings (
 """
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -200,6 +202,8 @@ CASES: dict[str, dict[str, Case]] = {
         "snapshots": Case(1, changes="files"),
         "widths": Case("0.06 0.2", {"GraftEMA": {"snapshots": 1}}, changes="files"),
         "switch_every": Case(1),
+        "begin_after": Case(1, changes="average"),
+        "min_decay": Case(0.5, {"GraftEMA": {"schedule": "ramp"}}, changes="average"),
     },
     "GraftWords": {
         "settings": Case(None, WORDS),
@@ -269,6 +273,7 @@ CASES: dict[str, dict[str, Case]] = {
         "log_every": Case(1000, {"TrainStep": {"tensorboard": True}}, changes="files"),
         "keep_epochs": Case(1, {"TrainStep": {"steps": 8}}, changes="files"),
         "keep_from": Case(1000, {"TrainStep": {"steps": 8, "keep_epochs": 1}}, changes="files"),
+        "load_settings": Case(True, {"TrainStep": {"steps": 6, "file": {"clip_grad_norm": 1e-4}}}),
         "switch_every": Case(1, PAIR, changes="loads"),
         "keep_every": Case(1, changes="files"),
         "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),
@@ -517,6 +522,11 @@ class Lab:
             )
         if given.pop("is_short", False):
             self.be_short_of_memory()
+        content = given.pop("file", None)
+        if content is not None:
+            path = Path(host.output, "graft", run, "train.json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content), encoding="utf-8")
         kept = []
         partial = self.store.Store.save_partial
         self.monkeypatch.setattr(

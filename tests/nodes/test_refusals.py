@@ -58,7 +58,7 @@ OPTIMIZER = {
     "options",
 }
 OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_timestep", "expert", "boundary"}
-EMA = {"interval", "snapshots", "widths", "switch_every"}
+EMA = {"interval", "snapshots", "widths", "switch_every", "decay", "min_decay"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
 PREVIEWS = {"prompts", "tensorboard"}
