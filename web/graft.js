@@ -13,6 +13,7 @@ import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
+import * as subgraphPanels from './subgraph_panels.js'
 import * as todo from './todo.js'
 import * as training from './training.js'
 
@@ -43,6 +44,7 @@ app.registerExtension({
     todo.listen()
     dataset.listen()
     folder.listen()
+    subgraphPanels.listen()
     return replaceDefaultGraph()
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
@@ -62,7 +64,10 @@ app.registerExtension({
     }
     if (node.subgraph) folder.listsOutside()
   },
-  afterConfigureGraph: folder.listsOutside,
+  afterConfigureGraph() {
+    folder.listsOutside()
+    subgraphPanels.place()
+  },
   refreshComboInNodes() {
     dataset.refresh()
     folder.refreshOutside()
