@@ -293,9 +293,8 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
         graph.link(demo, 2, decode, "vae")
     graph.link(train, 2, curve, "images")
     graph.link(train, 3, file, "source")
-    graph.column(
-        0, 240, note, graph.head - 50, demo, latent, top=90 - graph.head
-    )  # the note as high as the groups begin
+    # the note as high as the groups begin
+    graph.column(0, 240, note, graph.head - 50, demo, latent, top=90 - graph.head)
     graph.column(320, 600, train)
     _folded_row(graph, 990, 60, before)
     _folded_row(graph, 1310, 60, after)
