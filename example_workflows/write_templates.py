@@ -255,7 +255,7 @@ FIRST_NOTE = (
     "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the curve"
     " while it trains, then the previews, the saved LoRA with a button that downloads it, and the images.",
 )
-FIRST_ROOM = 795  # height of the blueprint while it trains
+FIRST_ROOM = 797  # height of the blueprint while it trains
 FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
     "folder": "graft_demo/concept",
