@@ -7,7 +7,7 @@ compile, nodes; all of them without a name, in this order, what decides most fir
 for its share of the time. gpu.json and gpu.md in the folder of --out say what came out; NAME.log there is what a part
 printed. What a device cannot do is named with the reason, and so is what was cut because its time was over. Each row
 has a bound: a case with a row beyond it, or with an error, fails and is named, the others go on, and the exit status is
-1. Where sizes are tiny or the device is no GPU, bounds on seconds and memory are shown, and fail nothing.
+1. Where sizes are tiny or the device is not a GPU, bounds on seconds and memory are shown, and fail nothing.
 
 It runs in the Python that starts it and installs nothing. That Python needs torch, numpy, safetensors, Pillow and
 PyYAML; pytest, hypothesis, psutil, peft, diffusers and ema-pytorch for some cases. ComfyUI is the checkout of

@@ -28,7 +28,7 @@ not the same        a pack that passes only what both take, by name, works in bo
 
 
 class NotComfyUI(ValueError):
-    """The folder is no ComfyUI checkout."""
+    """The folder is not a ComfyUI checkout."""
 
 
 @dataclass

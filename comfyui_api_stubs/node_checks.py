@@ -58,7 +58,7 @@ def declared_inputs(cls: Any) -> tuple[dict[str, Mapping[str, Any]], list[str]]:
 def _raised(cls: Any, error: Exception) -> str:
     """That INPUT_TYPES cannot be called."""
     if isinstance(error, TypeError) and inspect.isfunction(inspect.getattr_static(cls, "INPUT_TYPES")):
-        return "INPUT_TYPES is no class method; write @classmethod above it"
+        return "INPUT_TYPES is not a class method; write @classmethod above it"
     place = traceback.extract_tb(error.__traceback__)[-1]
     return f"INPUT_TYPES raises {type(error).__name__}: {error} (line {place.lineno} of {place.filename})"
 
@@ -96,7 +96,7 @@ def plain(kind: Any) -> Any:
 def number_problems(name: str, default: Any, options: dict) -> Iterator[str]:
     """What is wrong with a number's default."""
     if not isinstance(default, int | float):
-        yield f"input {name}: its default {default!r} is no number"
+        yield f"input {name}: its default {default!r} is not a number"
     elif default < options.get("min", default):
         yield f"input {name}: its default {default} is below its min {options['min']}"
     elif default > options.get("max", default):
@@ -190,7 +190,7 @@ def missing_arguments(
     names: list[str],
     where: str,
 ) -> Iterator[str]:
-    """Parameters that get no value: those that are no input, and sockets that need no link."""
+    """Parameters that get no value: those that are not inputs, and sockets that need no link."""
     for parameter in parameters:
         if parameter.default is not parameter.empty or parameter.kind in (
             parameter.VAR_POSITIONAL,

@@ -98,7 +98,7 @@ class Pack:
         try:
             data = json.loads(path.read_text(encoding="utf-8"))
         except (ValueError, RecursionError) as error:
-            raise Failed(f"it is no JSON ({error}); export it again from ComfyUI") from error
+            raise Failed(f"it is not JSON ({error}); export it again from ComfyUI") from error
         if workflow_format(path) == "api":
             return {name: node for name, node in data.items() if isinstance(node, dict) and "class_type" in node}
         return converted(data, path, self.classes, self.titles)
@@ -224,7 +224,7 @@ def json_files(folder: Path) -> Iterator[Path]:
 
 
 def workflow_format(path: Path) -> str | None:
-    """ "api" or "editor"; None when the file is no workflow."""
+    """ "api" or "editor"; None when the file is not a workflow."""
     try:
         data = json.loads(path.read_text(encoding="utf-8"))
     except (ValueError, RecursionError):
@@ -238,7 +238,7 @@ def workflow_format(path: Path) -> str | None:
 
 
 def is_broken_example(path: Path) -> bool:
-    """Whether a file lies where examples do and is no JSON."""
+    """Whether a file lies where examples do and is not JSON."""
     if path.parent.name not in EXAMPLES:
         return False
     try:

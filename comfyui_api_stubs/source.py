@@ -120,7 +120,7 @@ def _names(tree: Tree, module: str) -> dict[str, Definition]:
 
 
 def _exported(body: list[ast.stmt]) -> list[str]:
-    """The names in __all__; entries that are no plain text are left out."""
+    """The names in __all__; entries that are not plain text are left out."""
     for node in body:
         value = getattr(node, "value", None)
         if "__all__" in _bound(node) and isinstance(value, ast.List):

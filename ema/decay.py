@@ -1,13 +1,13 @@
 """The decay of a weight average, average <- decay * average + (1 - decay) * weights, by step t = 1, 2 …:
 
     constant    decay
-    ramp        min(decay, t / (9 + t)), 0 at the first step
-    warmup      min(decay, 1 - (1 + (t - 1) / inv_gamma)^-power), 0 at the first step
+    ramp        min(decay, t / (9 + t)), 0 at the first step, at least min_decay from the second on
+    warmup      min(decay, 1 - (1 + (t - 1) / inv_gamma)^-power), as ramp at the first step and from the second on
     power       (1 - 1 / t)^(gamma + 1): the weights of step s count as s^gamma
     target      target^(1 / total steps): the share of the starting weights that is left at the end
 
-ramp and warmup are diffusers' (EMAModel without and with use_ema_warmup), power is Karras 2024 (arXiv 2312.02696,
-section 3.1), and target is EveryDream2's.
+constant, ramp and warmup count t from `begin_after`, and are 0 up to it. ramp and warmup are diffusers' (EMAModel
+without and with use_ema_warmup), power is Karras 2024 (arXiv 2312.02696, section 3.1), and target is EveryDream2's.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _MOST_LEFT, _USUAL_LEFT = 0.5, 0.1  # of the starting weights in an average at t
 
 
 def parse_widths(text: str) -> tuple[float, ...]:
-    """Relative widths from text such as "0.05 0.10" (spaces or commas); raises ValueError naming what is no number."""
+    """Relative widths from text such as "0.05 0.10" (spaces or commas); ValueError names what is not a number."""
     widths = []
     for word in text.replace(",", " ").split():
         try:
             widths.append(float(word))
         except ValueError:
-            raise ValueError(f"{word!r} is no number, expected numbers such as '0.05 0.10'") from None
+            raise ValueError(f"{word!r} is not a number, expected numbers such as '0.05 0.10'") from None
     return tuple(widths)
 
 
@@ -38,7 +38,9 @@ def parse_widths(text: str) -> tuple[float, ...]:
 class EMASettings:
     """The settings of a weight average (EMA); plain values, checked on creation.
 
-    - `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup.
+    - `decay` caps constant, ramp and warmup; `inv_gamma` and `power` shape warmup. `min_decay` is the least that ramp
+      and warmup come to after their first step.
+    - Up to step `begin_after` the average of constant, ramp and warmup is the weights.
     - `target`: the fraction of the first weights that remains after the whole run.
     - `widths`: relative widths (sigma_rel); the first one sets the power schedule. `interval` is in steps.
     - Every `snapshots` steps (0: never) a power-function average of each width is saved.
@@ -56,8 +58,7 @@ class EMASettings:
         onetrainer=("EMA", "`ramp`, which is OneTrainer's"),
         diffusers=(
             "use_ema_warmup",
-            "`warmup` with it, `ramp` without. `update_after_step` is 0 and `min_decay` 0: both schedules start at 0"
-            " and rise automatically",
+            "`warmup` with it, `ramp` without",
         ),
     )
     decay: float = setting(
@@ -165,6 +166,27 @@ class EMASettings:
         high=1000000,
         advanced=True,
     )
+    begin_after: int = setting(
+        "start after N steps",
+        0,
+        "For decay schedule constant, ramp and warmup: until step N the average is the weights themselves, and the"
+        " schedule starts there. Raise it to keep the first, rough steps out of the average.",
+        low=0,
+        high=1000000,
+        advanced=True,
+        diffusers="update_after_step",
+    )
+    min_decay: float = setting(
+        "minimum decay",
+        0.0,
+        "For decay schedule ramp and warmup: the decay is never below this after the first step. Raise it to average"
+        " more from the start.",
+        low=0.0,
+        high=0.999999,
+        step=0.0001,
+        advanced=True,
+        diffusers="min_decay",
+    )
 
     def __post_init__(self) -> None:
         check_values(self, "EMA Settings", _exclusions)
@@ -177,6 +199,8 @@ def _exclusions(settings: EMASettings) -> list[str]:
     different = {f"{width:g}" for width in settings.widths}  # as snapshots' files are named
     if settings.snapshots and (len(different) < 2 or len(different) < len(settings.widths)):
         problems.append(f"snapshots need two or more different snapshot widths (to six digits), got {settings.widths}")
+    if settings.min_decay > settings.decay:
+        problems.append(f"minimum decay is {settings.min_decay:g}, expected at most decay, which is {settings.decay:g}")
     if settings.interval > 1 and (settings.snapshots % settings.interval or settings.switch_every % settings.interval):
         problems.append(
             "snapshot every N steps and reset to average every N steps must be multiples of update every N steps,"
@@ -191,6 +215,7 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
         "update every N steps": settings.interval,
         "snapshot every N steps": settings.snapshots,
         "reset to average every N steps": settings.switch_every,
+        "start after N steps": settings.begin_after,
     }
     too_late = [f"{label} is {steps}" for label, steps in steps_of.items() if steps > total_steps]
     if too_late:
@@ -202,9 +227,9 @@ def check_horizon(settings: EMASettings, total_steps: int) -> None:
 
 def remarks(settings: EMASettings, steps: int) -> list[str]:
     """What to say of a run of so many steps, where the average cannot move far in them. ramp and warmup forget the
-    starting weights at the first update, and target is made for the length.
+    starting weights at the first update, as constant does that starts later, and target is made for the length.
     """
-    if settings.schedule != "constant" or steps < settings.interval:
+    if settings.schedule != "constant" or steps < settings.interval or settings.begin_after:
         return []
     left = settings.decay ** (steps - steps % settings.interval)
     if left <= _MOST_LEFT:
@@ -253,17 +278,16 @@ def decay_at(settings: EMASettings, step: int, total_steps: int) -> float:
     """
     if step < 1:
         raise ValueError(f"A decay belongs to a step; the first step is 1, got {step}.")
-    s = step - 1
+    s = step - 1 - settings.begin_after
     if settings.schedule == "constant":
-        return settings.decay
-    if settings.schedule == "ramp":
-        if s == 0:
+        return settings.decay if s >= 0 else 0.0
+    if settings.schedule in ("ramp", "warmup"):
+        if s <= 0:
             return 0.0
-        return min(settings.decay, (1 + s) / (10 + s))
-    if settings.schedule == "warmup":
-        if s == 0:
-            return 0.0
-        return min(settings.decay, 1 - (1 + s / settings.inv_gamma) ** -settings.power)
+        rising = (1 + s) / (10 + s)
+        if settings.schedule == "warmup":
+            rising = 1 - (1 + s / settings.inv_gamma) ** -settings.power
+        return max(settings.min_decay, min(settings.decay, rising))
     if settings.schedule == "power":
         return (1 - 1 / step) ** (gamma_of_width(settings.widths[0]) + 1)
     return settings.target ** (1 / max(1, total_steps))

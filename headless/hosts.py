@@ -200,7 +200,7 @@ def pack_paths(packs: Sequence[str]) -> list[Path]:
         if not path.exists():
             raise HostError(f"--pack {pack}: no such folder")
         if path.is_dir() and not (path / "__init__.py").is_file():
-            raise HostError(f"--pack {pack}: this folder is no node pack; it has no __init__.py")
+            raise HostError(f"--pack {pack}: this folder is not a node pack; it has no __init__.py")
         if path.is_file() and path.suffix != ".py":
             raise HostError(f"--pack {pack}: expected a folder with __init__.py, or a .py file")
     return paths

@@ -43,7 +43,7 @@ def read_name(request: Request, name: str) -> str:
 
 
 def read_text(values: Mapping[str, Any], name: str) -> str:
-    """A text of a query or of a posted object, empty when it is missing. ValueError when it is no text."""
+    """A text of a query or of a posted object, empty when it is missing. ValueError when it is not text."""
     value = values.get(name, "")
     if not isinstance(value, str):
         from ..training.data.yaml_values import shorten
@@ -53,7 +53,7 @@ def read_text(values: Mapping[str, Any], name: str) -> str:
 
 
 def read_step(request: Request, name: str) -> int:
-    """A step's number from a request's query, 0 when it is missing. ValueError when it is no number."""
+    """A step's number from a request's query, 0 when it is missing. ValueError when it is not a number."""
     text = request.query.get(name, "0")
     number = whole_number(text)
     if number is None:

@@ -29,7 +29,7 @@ Answer = tuple[int, Any]
 
 
 class Thumbnail(NamedTuple):
-    """The body and the headers of an answer that is no JSON."""
+    """The body and the headers of an answer that is not JSON."""
 
     body: bytes
     headers: dict[str, str]
@@ -153,7 +153,7 @@ def _picture(folder: str, name: str) -> tuple[str, str]:
         return folders.input_picture(folder, name, os.path.isdir)
     if not images.is_image(os.path.basename(name)) and not clip_files.is_video(name):
         endings = ", ".join((*images.SUFFIXES, *clip_files.SUFFIXES))
-        raise ValueError(f"{name!r} is no picture that a dataset reads (expected {endings})")
+        raise ValueError(f"{name!r} is not a picture that a dataset reads (expected {endings})")
     return folders.input_picture(folder, name)
 
 

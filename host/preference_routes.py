@@ -125,7 +125,7 @@ def _parts(name: str) -> re.Match[str]:
     """The parts of a preview's name. Raises ValueError for what is none of Graft's previews."""
     match = previews.NAME.fullmatch(name)
     if match is None:
-        raise ValueError(f"{name[:100]!r} is no preview of a run")
+        raise ValueError(f"{name[:100]!r} is not a preview of a run")
     return match
 
 

@@ -25,7 +25,7 @@ def file_of(word: str) -> str:
     import folder_paths
 
     if not is_name(word):
-        raise ValueError(f"the word {word!r} is no file name: use Save LoRA, which keeps it in the LoRA file")
+        raise ValueError(f"the word {word!r} is not a file name: use Save LoRA, which keeps it in the LoRA file")
     folders: list[str] = folder_paths.get_folder_paths("embeddings")
     return os.path.join(folders[0], f"{word}.safetensors")
 

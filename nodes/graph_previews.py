@@ -120,7 +120,8 @@ class PausingStep:
             if at == training.until or should_stop():
                 if not training.is_stored:
                     training.save()
-                self.outcome = training.finish()
+                outcome = training.finish()
+                self.outcome = replace(outcome, state=call.with_dataset(outcome.state))
                 call.events.result = self.outcome.state.key
             else:
                 training.save_snapshot()

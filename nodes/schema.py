@@ -84,7 +84,7 @@ def _check_inputs(
     @functools.wraps(execute)
     def run(cls: type[GraftNode], **values: Any) -> Any:
         schema = schema_of()
-        # The dataclass says all that is wrong with its settings at once. What is no text it takes as read already.
+        # The dataclass says all that is wrong with its settings at once. What is not text it takes as read already.
         checked = {name: value for name, value in values.items() if name not in own or own[name].read is not None}
         errors = input_errors(schema, checked)
         if errors:

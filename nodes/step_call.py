@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from ..training.expert_pair import ExpertPair
     from ..training.objective.settings import ObjectiveSettings
     from ..training.optimizers.settings import OptimizerSettings
+    from ..training.run.epoch_settings import EpochSettings
     from ..training.run.loop import Callbacks
     from ..training.run.preview_prompts import PromptLine
     from ..training.settings import StepSettings
-    from ..training.state import History, TrainState
+    from ..training.state import History, Settings, TrainState
     from ..training.store.store import Store
 
 log = logger(__name__)
@@ -98,6 +99,10 @@ def plan_steps(
     if objective is not None:
         objective = experts.fill_boundary(objective, subject.model.model.diffusion_model)
     state = states.change_settings(state, optimizer, objective)
+    state = replace(state, settings=replace(state.settings, from_file=chosen.load_settings))
+    skip, dataset = state.settings.clip_skip, subject.dataset
+    if skip is not None and dataset is not None and dataset.clip_skip != skip:  # taken from a file by an earlier call
+        state = replace(state, subject=subject._replace(dataset=_with_clip_skip(subject, dataset, skip)))
     if state.start.encodes_captions and subject.clip is None:
         raise ValueError(
             "Train Step: this state trains the text encoder or words, but was loaded without a text encoder."
@@ -108,6 +113,29 @@ def plan_steps(
     if steps:
         state = states.plan_schedule(state, state.step + steps)
     return note_metadata(state), steps
+
+
+def _count_clip_skip(subject: Subject, number: int) -> int:
+    """EveryDream2's number of a CLIP skip, counted from the last layer. Raises ValueError without a CLIP."""
+    if subject.clip is None and number > 1:
+        raise ValueError("CLIP skip needs the CLIP that encodes the captions: connect CLIP to Start Training")
+    return host.encoding.skip_from_own_layer(subject.clip, number)
+
+
+def _with_clip_skip(subject: Subject, dataset: Dataset, clip_skip: int) -> Dataset:
+    """The dataset with its captions encoded at another CLIP skip. Raises ValueError where they cannot be."""
+    from ..training.data.combine import with_clip_skip
+
+    if subject.clip is None:
+        raise ValueError(
+            "CLIP skip needs the CLIP that encodes the captions: connect CLIP to Start Training or Load State"
+        )
+
+    def encode(texts: Sequence[str]) -> Any:
+        host.events.raise_if_interrupted()
+        return host.encoding.encode_captions(subject.clip, texts, clip_skip, dataset.weighted_captions)
+
+    return with_clip_skip(dataset, clip_skip, encode)
 
 
 def step_count(state: TrainState, chosen: StepSettings) -> int:
@@ -332,6 +360,7 @@ class StepCall:
         self.pictures: list[dict[str, str]] = []
         self.writer: Any = None
         self.previewing = False
+        self.epoch_settings: EpochSettings | None = None  # from a file, where that was asked for
         self.savings: list[str] = []  # that were taken when memory ran out
         self.has_layers_on_host = state.settings.optimizer.offload == "layers"
         self.shows = None  # what previews show
@@ -354,11 +383,20 @@ class StepCall:
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
             )
+            outcome = replace(outcome, state=self.with_dataset(outcome.state))
             self.events.result = outcome.state.key
         report = text.step(state, outcome, subject.unhashed, self.pictures)
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
+
+    def with_dataset(self, result: TrainState) -> TrainState:
+        """What the call has reached, with the dataset that it trained on last and the notes on that: a file of settings
+        may have changed the CLIP skip of its captions.
+        """
+        if self.state.subject.dataset is result.subject.dataset:
+            return result
+        return note_metadata(replace(result, subject=self.state.subject))
 
     def has_preview_inputs(self) -> bool:
         """Whether previews can be sampled now and then, where none are planned."""
@@ -412,21 +450,61 @@ class StepCall:
         from ..training.data.epoch_order import ends_epoch
 
         is_kept = None
-        if chosen.keep_epochs:
-            epoch, every, first = epoch_of(self.state), chosen.keep_epochs, chosen.keep_from
+        if chosen.load_settings:
+            self.epoch_settings = self._read_settings(chosen)
+        if chosen.keep_epochs or chosen.load_settings:
+            epoch = epoch_of(self.state)
 
             def is_kept(step: int) -> bool:
-                return ends_epoch(step, epoch, every, first)
+                now = chosen if self.epoch_settings is None else self.epoch_settings.step_settings
+                return bool(now.keep_epochs) and ends_epoch(step, epoch, now.keep_epochs, now.keep_from)
 
         return replace(
             callbacks,
             is_kept=is_kept,
+            epoch_settings=self.epoch_settings,
             on_begin=lambda begun: self.take_history(begun.history),
             on_step=self.report_step,
             raise_if_interrupted=host.events.raise_if_interrupted,
             take_wish=self.events.take_wish,
             save_asked=self.report_saved,
             save_memory=self.save_memory if chosen.when_short == GO_ON else None,
+        )
+
+    def _read_settings(self, chosen: StepSettings) -> EpochSettings:
+        """The file of settings of this call. Raises ValueError on several ranks, each of which would read it."""
+        from ..training.objective.settings import check_for
+        from ..training.run.epoch_settings import FILE, MODEL_KEYS, EpochSettings
+        from ..training.tasks.registry import trains_vae
+
+        if process_group.current().size > 1:
+            raise ValueError(
+                "Train Step: load settings every epoch is on, and this training runs on several ranks. Switch it off."
+            )
+        state = self.state
+        is_vae = trains_vae(state)
+
+        def fit(dataset: Dataset, clip_skip: int) -> Dataset:
+            fitted = _with_clip_skip(state.subject, dataset, clip_skip)
+            self.state = replace(self.state, subject=state.subject._replace(dataset=fitted))
+            if self.encoded:
+                self.encoded = encoded_prompts(self.state.subject, self.sampled)
+            return fitted
+
+        def check(settings: Settings) -> None:
+            if not is_vae:
+                sampling = state.subject.model.get_model_object("model_sampling")
+                check_for(settings.objective, host.model_sampling.prediction_type(sampling))
+
+        return EpochSettings(
+            Path(host.folders.training_folder()) / state.run / FILE,
+            epoch_of(state),
+            chosen,
+            fit,
+            lambda number: _count_clip_skip(state.subject, number),
+            check,
+            MODEL_KEYS if is_vae else (),
+            log.warning,
         )
 
     def save_memory(self, state: TrainState, words: str) -> None:
@@ -470,6 +548,8 @@ class StepCall:
         memory = used_memory(self.state.subject.model.load_device)
         if self.savings:
             measurements["saving"] = list(self.savings)
+        if self.epoch_settings is not None:
+            measurements["settings"] = self.epoch_settings.problem or self.epoch_settings.shown
         self.events.report_step({"step": step, **measurements, "speed": speed, "left": seconds_left, "memory": memory})
         if self.writer is not None:
             self.writer.write(step, moved, validation)

@@ -177,6 +177,7 @@ class GraftObjective(SettingsNode):
     checked_together = (
         ("loss", "weighting"),
         ("loss", "prior"),
+        ("loss", "target", "noise_candidates"),
         ("offset_noise",),
         ("min_timestep", "max_timestep"),
         ("expert", "boundary"),
@@ -199,7 +200,12 @@ class GraftEMA(SettingsNode):
 
     settings_class = EMASettings
     part = "ema"
-    checked_together = (("widths",), ("interval", "snapshots", "switch_every"), ("snapshots", "widths"))
+    checked_together = (
+        ("widths",),
+        ("decay", "min_decay"),
+        ("interval", "snapshots", "switch_every"),
+        ("snapshots", "widths"),
+    )
 
     @classmethod
     def define_schema(cls) -> io.Schema:

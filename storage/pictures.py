@@ -66,7 +66,7 @@ def _avif_without_exif(file: str | os.PathLike[str] | BinaryIO) -> BinaryIO | No
 def turn_upright(picture: Image.Image) -> Image.Image:
     """A copy of the picture with its pixels read, turned as its EXIF says.
 
-    What is wrong with the EXIF is no error: the pixels are whole without it, and viewers show them.
+    What is wrong with the EXIF is not an error: the pixels are whole without it, and viewers show them.
     """
     from PIL import Image
 

@@ -122,7 +122,7 @@ def _refuse_others(path: str) -> None:
     if int.from_bytes(start[:8], "little") > _LONGEST_HEADER:  # text: no header is that long
         what = _kind_of_text(start.decode("utf-8-sig", "replace").strip())
         if what:
-            raise ValueError(f"{path} is no safetensors file: it is {what}")
+            raise ValueError(f"{path} is not a safetensors file: it is {what}")
     _refuse_pickle(path, start)
 
 
@@ -227,7 +227,7 @@ def _read_entries(path: str, file: BinaryIO) -> tuple[dict[str, TensorInfo], dic
 
 
 def _parse_header(text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
-    """(entries of the tensors, metadata) of a header's JSON; raises ValueError when it is no such header."""
+    """(entries of the tensors, metadata) of a header's JSON; raises ValueError when it is not such a header."""
     entries = json.loads(text)
     if not isinstance(entries, dict):
         raise ValueError(f"it is {type(entries).__name__}, expected an object")
@@ -238,7 +238,7 @@ def _parse_header(text: bytes) -> tuple[dict[str, Any], dict[str, str]]:
 
 
 def _parse_entry(name: str, entry: object, data: int) -> TensorInfo:
-    """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is no such entry."""
+    """A tensor's entry in a header whose data begin at byte `data`; raises ValueError when it is not such a entry."""
     fields = entry if isinstance(entry, dict) else {}
     kind, shape, offsets = (
         fields.get("dtype"),
@@ -247,7 +247,7 @@ def _parse_entry(name: str, entry: object, data: int) -> TensorInfo:
     )
     if not isinstance(kind, str) or shape is None or offsets is None or len(offsets) != 2 or offsets[0] > offsets[1]:
         raise ValueError(
-            f"{name[:80]!r} is no tensor: expected dtype, shape and two data_offsets, got {str(entry)[:80]}"
+            f"{name[:80]!r} is not a tensor: expected dtype, shape and two data_offsets, got {str(entry)[:80]}"
         )
     size = offsets[1] - offsets[0]
     if kind in _DTYPES and size != math.prod(shape) * _DTYPES[kind].itemsize:

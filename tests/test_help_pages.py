@@ -23,7 +23,7 @@ def page_of(schema):
 
 def sections(text):
     """What stands under each heading of the second level, in order, and before the first under ""."""
-    unfenced = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # a # in an example is no heading
+    unfenced = re.sub(r"^```.*?^```$", "", text, flags=re.MULTILINE | re.DOTALL)  # a # in an example is not a heading
     parts = re.split(r"^## (.+)$", unfenced, flags=re.MULTILINE)
     return dict(zip(["", *parts[1::2]], parts[::2], strict=True))
 

@@ -22,6 +22,9 @@ _PRECISIONS = {"bf16": "bf16", "full-bf16": "bf16", "fp16": "fp16"}
 def lora_metadata(state: TrainState) -> dict[str, str]:
     """Metadata of a state: settings and position only, no dates, no random ids. The state's notes override them."""
     adapter, optimizer = state.start.adapter, state.settings.optimizer
+    network_args = {"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}
+    if adapter.factor:
+        network_args["factor"] = str(adapter.factor)
     entries: dict[str, Any] = {
         "modelspec.sai_model_spec": "1.0.0",
         "modelspec.implementation": "https://github.com/comfyanonymous/ComfyUI",
@@ -29,9 +32,7 @@ def lora_metadata(state: TrainState) -> dict[str, str]:
         "ss_output_name": state.run,
         "ss_network_module": adapter.trainable_kind.network_module,
         "ss_network_dropout": adapter.network_dropout,
-        "ss_network_args": json.dumps(
-            {"algo": adapter.kind, "targets": adapter.targets, "pattern": adapter.pattern}, sort_keys=True
-        ),
+        "ss_network_args": json.dumps(network_args, sort_keys=True),
         "ss_scale_weight_norms": adapter.max_norm or None,
         "ss_seed": state.start.seed,
         "ss_steps": state.step,

@@ -252,6 +252,15 @@ class StepSettings:
         advanced=True,
         everydream2="--save_ckpts_from_n_epochs",
     )
+    load_settings: bool = setting(
+        "load settings every epoch",
+        False,
+        "Reads train.json in the run's folder at the beginning of each epoch, and goes on with what it says: learning"
+        " rate, gradient norm, conditioning dropout, noise, min-SNR, CLIP skip and which states are kept, by"
+        " EveryDream2's keys. Switch it on to change them while a run goes on.",
+        advanced=True,
+        everydream2=("--load_settings_every_epoch", "`train.json` lies in `output/graft/<run>`"),
+    )
 
     def __post_init__(self) -> None:
         check_values(self, "Train Step")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..ema.decay import EMASettings, check_horizon
+from ..settings.declaration import settings_of
 from ..storage.digest import sha256_of_json
 from .expert_lora import mark_expert
 from .objective.loss_kinds import LOSSES
@@ -28,15 +29,34 @@ _COMPANIONS = "companions/"  # what the names of companions' tensors begin with,
 
 @dataclass(frozen=True)
 class Settings:
-    """What may change between two calls of TrainStep: optimizer and objective."""
+    """What may change while a run goes on: optimizer and objective, the CLIP skip of captions (None: the dataset's),
+    and whether each epoch begins with what a file says (`run.epoch_settings`).
+    """
 
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     objective: ObjectiveSettings = field(default_factory=ObjectiveSettings)
+    clip_skip: int | None = None
+    from_file: bool = False
 
     @property
     def digest(self) -> str:
         """Hash of all settings that change the result. It stands for the settings in a run's position."""
-        return sha256_of_json({"optimizer": self.optimizer.identity(), "objective": self.objective.identity()})
+        plain: dict[str, Any] = {"optimizer": self.optimizer.identity(), "objective": self.objective.identity()}
+        if self.clip_skip is not None:
+            plain["clip_skip"] = self.clip_skip
+        if self.from_file:
+            plain["from_file"] = True
+        return sha256_of_json(plain)
+
+    def with_values(self, values: Mapping[str, Any]) -> Settings:
+        """The settings with other values of some fields, of whichever part has them; others are left alone. Raises
+        ValueError for values that they cannot have.
+        """
+        parts = {}
+        for name in ("optimizer", "objective"):
+            part = getattr(self, name)
+            parts[name] = replace(part, **{key: values[key] for key in values.keys() & settings_of(part).keys()})
+        return replace(self, clip_skip=values.get("clip_skip", self.clip_skip), **parts)
 
 
 @dataclass(frozen=True)
@@ -137,8 +157,10 @@ class TrainState:
     `optimizer` goes by `<slot>/<name>` and has its library's types (`training.optimizers.stepper`), and it also has the
     tensors of what is trained beside the model (`companion_tensors`), `powers` (the power-function averages that
     snapshots are taken of) by `<number of the width>/<name>`. `open_schedule` is whether the settings left the
-    schedule's length to the steps asked for (`with_planned_steps`). `subject` is the host's: models and dataset that
-    the nodes carry along; the core does not look into it. Neither is part of the state's identity.
+    schedule's length to the steps asked for (`with_planned_steps`). `taken` is (step, values by field) of every time
+    that the run took settings from a file after a step, in order (`run.epoch_settings`). `subject` is the host's:
+    models and dataset that the nodes carry along; the core does not look into it. None of these is part of the state's
+    identity.
     """
 
     start: Start
@@ -154,6 +176,7 @@ class TrainState:
     run: str = "run"
     notes: Mapping[str, str] = field(default_factory=dict)
     open_schedule: bool = False
+    taken: tuple[tuple[int, Mapping[str, Any]], ...] = ()
     base: Callable[[], Mapping[str, Tensor]] | None = field(default=None, repr=False)
     subject: Any = field(default=None, repr=False)
 
@@ -301,7 +324,11 @@ def change_settings(
     Raises:
         ValueError: where they do not fit what is trained.
     """
-    settings = Settings(optimizer or state.settings.optimizer, objective or state.settings.objective)
+    settings = replace(
+        state.settings,
+        optimizer=optimizer or state.settings.optimizer,
+        objective=objective or state.settings.objective,
+    )
     open_schedule = state.open_schedule and optimizer is None
     if settings == state.settings and open_schedule == state.open_schedule:
         return state
@@ -315,6 +342,30 @@ def change_settings(
         slots = {name: tensor for name, tensor in slots.items() if name.startswith(_COMPANIONS)}
     state = replace(state, settings=settings, optimizer=slots, history=history)
     return replace(state, open_schedule=open_schedule)
+
+
+def take_values(state: TrainState, values: Mapping[str, Any]) -> TrainState:
+    """The state with other values of its settings from here on, which it notes as taken. Raises ValueError."""
+    wanted = state.settings.with_values(values)
+    changed = change_settings(state, wanted.optimizer, wanted.objective)
+    taken = (*state.taken, (state.step, dict(values)))
+    return replace(changed, settings=wanted, taken=taken, open_schedule=state.open_schedule)
+
+
+def follow(state: TrainState, taken: Sequence[tuple[int, Mapping[str, Any]]], step: int) -> tuple[str, Settings] | None:
+    """Key and settings of the state at a later step, where these values were taken from a file on the way; None where
+    this state is not on that way. Raises ValueError for values that settings cannot have.
+    """
+    own = taken[len(state.taken) :]
+    if tuple(taken[: len(state.taken)]) != state.taken or (own and not state.settings.from_file):
+        return None
+    position, settings, at = state.position, state.settings, state.step
+    for taken_at, values in own:
+        if not at <= taken_at <= step:
+            return None
+        position, at = advance_position(position, settings.digest, taken_at - at), taken_at
+        settings = settings.with_values(values)
+    return state_key(state.start.digest, advance_position(position, settings.digest, step - at)), settings
 
 
 def companion_tensors(state: TrainState, name: str) -> dict[str, Tensor]:

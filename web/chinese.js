@@ -128,6 +128,7 @@ export const CHINESE = {
   'Save now': '立即保存',
   'Keep the state of this step: ask for that many steps to get it': '保留这一步的状态：要求这么多步即可取回',
   'Could not ask: {error}': '无法请求：{error}',
+  'from the settings file': '来自设置文件',
   'memory ran out, now': '内存不足，现已',
   'gradient checkpointing on': '打开梯度检查点',
   'offload to CPU memory optimizer': '把优化器卸载到内存',

@@ -243,7 +243,7 @@ export function fit(node, shrink = false) {
   resize(node, size)
 }
 
-/** Give a node a size, which is no step of undo of its own. */
+/** Give a node a size, which is not a step of undo of its own. */
 export function resize(node, size) {
   if (size[0] !== node.size[0] || size[1] !== node.size[1]) {
     node.setSize(size)

@@ -64,7 +64,7 @@ export function listen() {
   api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.()))
 }
 
-/** The factor of each depth from the node's inputs; null while these are no numbers or are computed by the graph. */
+/** The factor of each depth from the node's inputs; null while these are not numbers or are computed by the graph. */
 function factors(node) {
   const [text, most, factor] = ['depth_factors', 'max_depth', 'factor'].map((name) => valueOf(node, name))
   if (text === undefined) return null

@@ -3,7 +3,7 @@
  * button that keeps the state, and buttons that sample or save now.
  *
  * It follows the pack's events. Each has {node, workflow, run, key, until, can}: an execution id, the id of the workflow,
- * the state that the step leads to, and what it can be asked for. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory[, saving]}
+ * the state that the step leads to, and what it can be asked for. `graft.step` adds {step, loss, rate, norm, validation, average, speed, left, memory[, saving, settings]}
  * (held-out loss of the weights and of their average, steps per second, seconds, bytes) and for preference pairs
  * {accuracy} (the implicit accuracy on held-out pairs, a share), `graft.preview` {step, pictures:
  * [{filename, subfolder, type, label, prompt, text}]}, `graft.saved` {step} when it saved its state as asked, and `graft.end` {ended, result}, for pages that have not queued the
@@ -499,10 +499,11 @@ class Panel {
 
   /** How fast it runs, for how long still, and with how much memory. */
   pace() {
-    const { speed, left, memory, saved, saving } = this.said
+    const { speed, left, memory, saved, saving, settings } = this.said
     return [
       [t('memory ran out, now'), saving?.map((words) => t(SAVINGS[words] ?? words)).join(', ') ?? null],
       [t('saved at step'), saved ? String(saved) : null],
+      [t('from the settings file'), settings || null],
       speed < 1 ? [t('s/it'), short(1 / speed)] : [t('it/s'), short(speed)],
       [t('left'), duration(left)],
       [t('memory'), Number.isFinite(memory) ? size(memory) : null],

@@ -75,7 +75,7 @@ class Setting:
 
     @property
     def decides(self) -> bool:
-        """Whether bounds on seconds and memory count: tiny sizes, and devices that are no GPU, only try the command."""
+        """Whether bounds on seconds and memory count: tiny sizes and other devices than a GPU only try the command."""
         return not self.tiny and self.device.type == "cuda"
 
 

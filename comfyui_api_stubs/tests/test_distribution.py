@@ -249,7 +249,7 @@ def test_workflows_that_are_broken_are_told(pytester, run_pytest):
     result = run_pytest("--comfy-pack=pack", "-k", "workflow", "-rs")
     result.assert_outcomes(failed=2, skipped=1)
     text = result.stdout.str()
-    assert "it is no JSON (" in text and "; export it again from ComfyUI" in text
+    assert "it is not JSON (" in text and "; export it again from ComfyUI" in text
     assert "Prompt has no outputs: end it with a node that shows or saves something" in text
     assert "near.json: neither the pack nor the embedded host has Shov; the pack has Show" in text
 

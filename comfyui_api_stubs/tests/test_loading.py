@@ -135,7 +135,7 @@ def test_what_cannot_be_loaded_says_why(tmp_path):
         comfy.sd.load_checkpoint_guess_config(path)
     path = str(tmp_path / "some_lora.safetensors")
     comfy.utils.save_torch_file({"lora_unet_x.lora_up.weight": torch.ones(1)}, path)
-    with pytest.raises(RuntimeError, match=r"some_lora\.safetensors is no diffusion model .*LoRA node"):
+    with pytest.raises(RuntimeError, match=r"some_lora\.safetensors is not a diffusion model .*LoRA node"):
         comfy.sd.load_diffusion_model(path)
     with pytest.raises(ValueError, match=r"model\.ckpt: the embedded host loads \.safetensors only"):
         comfy.sd.load_diffusion_model("model.ckpt")
@@ -262,7 +262,7 @@ def test_a_node_whose_execute_is_no_class_method_is_told_so():
         def execute(self):
             return io.NodeOutput()
 
-    with pytest.raises(TypeError, match="execute of Node is no class method; write @classmethod above it"):
+    with pytest.raises(TypeError, match="execute of Node is not a class method; write @classmethod above it"):
         Node.GET_SCHEMA()
 
 

@@ -119,7 +119,7 @@ def _editor(data: Mapping[str, Any], chosen: Mapping[str, Replacement], made: di
 
 
 def _graph(graph: Mapping[str, Any], chosen: Mapping[str, Replacement], made: dict[str, str]) -> dict[str, Any]:
-    """The nodes and links of one graph; what is no node or link is left for the reader to refuse."""
+    """The nodes and links of one graph; what is not a node or link is left for the reader to refuse."""
     if not isinstance(graph.get("nodes"), list):
         return {}
     moved: dict[str, Mapping[int, int]] = {}

@@ -185,7 +185,7 @@ _FORMAT = FileFormat(
         TensorRole(W2_A, refused_as="LoKr"),
         TensorRole(W2_B, refused_as="LoKr", is_rank=True, divides_alpha=True),
         TensorRole("lokr_w1_a", refused_as="LoKr"),
-        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True, divides_alpha=True),  # if w2 is no product
+        TensorRole("lokr_w1_b", refused_as="LoKr", is_rank=True, divides_alpha=True),  # if w2 is not a product
         TensorRole("lokr_t2", refused_as="LoKr"),
     ),
     build=_build,
@@ -204,7 +204,9 @@ def _second_factor(tensors: Tensors) -> Tensor:
 
 
 class TrainableLoKr(TrainableAdapter):
-    """LoKr as lycoris trains it: w1 full, w2 low-rank if that is smaller."""
+    """LoKr as lycoris trains it: w1 full, w2 low-rank if that is smaller (whole with a rank of half its side or more,
+    lycoris' full_matrix).
+    """
 
     name = "lokr"
     help = "Kronecker product of two small matrices"
@@ -213,7 +215,8 @@ class TrainableLoKr(TrainableAdapter):
     def tensors(self, size: TargetSize) -> list[TrainedTensor]:
         """w1, and w2 full or as two factors; the last one starts at zero."""
         out, columns, *kernel = size.shape
-        (first_out, rest_out), (first_in, rest_in) = factorize_side(out), factorize_side(columns)
+        factor = size.factor or -1
+        (first_out, rest_out), (first_in, rest_in) = factorize_side(out, factor), factorize_side(columns, factor)
         first = TrainedTensor(W1, (first_out, first_in), uniform_fan_in)
         if size.rank >= max(rest_out, rest_in) / 2:  # a product would be no smaller
             return [first, TrainedTensor(W2, (rest_out, rest_in, *kernel))]

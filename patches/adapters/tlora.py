@@ -138,7 +138,7 @@ def _build(tensors: LayerTensors) -> Iterator[PlacedLayer]:
 
 
 def schedule_error(role: str, tensor: Tensor) -> str | None:
-    """Why a tensor of a file is no rank schedule, None where it is one.
+    """Why a tensor of a file is not a rank schedule, None where it is one.
 
     Args:
         role: what the file calls it.

@@ -41,6 +41,10 @@ class TargetSize(Protocol):
     def rank_mask(self) -> RankMask | None:
         """Which ranks work at which noise level, for kinds that mask ranks; None for all."""
 
+    @property
+    def factor(self) -> int:
+        """A side of LoKr's first matrix, where it divides the layer's; 0 is as square as possible."""
+
 
 class Dropout(Protocol):
     """Draws what one module's adapter drops in the current forward."""

@@ -36,7 +36,7 @@ class Overlap(NamedTuple):
 
     - `cosine`: from -1 (they cancel) over 0 (independent) to 1 (the same direction).
     - `outputs`, `inputs`: the mean squared cosine of the principal angles between their column and their row spaces,
-      from 0 to 1; None where a change is no product of factors.
+      from 0 to 1; None where a change is not a product of factors.
     """
 
     cosine: float

@@ -174,7 +174,7 @@ def around(module: nn.Module, layer: str, call: Call) -> Handle:
         ValueError: where the module has a call that must not meet this one.
     """
     if layer not in _PLACES:
-        raise ValueError(f"{layer} is no layer of calls: expected one of {', '.join(_PLACES)}.")
+        raise ValueError(f"{layer} is not a layer of calls: expected one of {', '.join(_PLACES)}.")
     entry = _Entry(layer, call)
     dispatcher = _dispatcher(module)
     if dispatcher is None:

@@ -80,7 +80,7 @@ def _read(states: Sequence[Mapping[str, Tensor]], names: Sequence[str], plain: b
         if not plain:
             strangers = _take_words_(groups, state, strangers)
         errors += [f"{name}: {problem}" for problem in problems]
-        errors += [f"{name}: {key} is no LoRA tensor" for key in strangers]
+        errors += [f"{name}: {key} is not a LoRA tensor" for key in strangers]
         errors += [f"{name}: it holds no layer"] if not groups else []
         for base, group in groups.items():
             if ("up" in group) != ("down" in group) or ("mid" in group and "up" not in group):

@@ -196,7 +196,9 @@ def parse(text: str) -> dict[str, float]:
         unknown = [name for name, _, _ in pairs if not _all_patterns().block.fullmatch(name.strip())]
         if unknown:
             expected = _all_patterns().described
-            raise ValueError(f"blocks: {', '.join(unknown)} is no block; expected {expected}, with or without a number")
+            raise ValueError(
+                f"blocks: {', '.join(unknown)} is not a block; expected {expected}, with or without a number"
+            )
         return {name.strip(): _number(value) for name, _, value in pairs}
     lists = weight_lists()
     if len(parts) not in lists:

@@ -181,7 +181,7 @@ def read_layers(
         ([(name in the file, whether for the bias, layer)], problems).
     """
     groups, strangers, problems = group_by_layer(drop_embeddings(state), plain=False)
-    problems += [f"{key} is no LoRA tensor" for key in strangers]
+    problems += [f"{key} is not a LoRA tensor" for key in strangers]
     layers: list[tuple[str, bool, Layer]] = []
     for base, tensors in groups.items():
         weight = Target("", f"{base}.weight")

@@ -123,7 +123,7 @@ def _patterns(content: Mapping[str, Any], name: str, check: Callable[[Any], bool
             re.compile(pattern)
             slow = len(pattern) > 1000 or len(re.findall(r"[*+{]", pattern)) > 2 or re.search(r"\)[*+{]", pattern)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ValueError(f"{name}: {pattern[:80]!r} is no pattern ({error})") from error
+            raise ValueError(f"{name}: {pattern[:80]!r} is not a pattern ({error})") from error
         if slow:
             raise ValueError(f"{name}: {pattern[:80]!r} is too complicated a pattern; expected names of layers")
     return {pattern: value for pattern, value in patterns.items() if check(value)}

@@ -17,7 +17,7 @@ def check_name(name: str) -> None:
     """Raises ValueError that says what is wrong with the name of a file that is to be added."""
     if not name.lower().endswith(EXTENSION):
         raise ValueError(
-            f"{name[:100]!r} is no safetensors file: Graft reads LoRAs as {EXTENSION} only. Convert it first if you"
+            f"{name[:100]!r} is not a safetensors file: Graft reads LoRAs as {EXTENSION} only. Convert it first if you"
             " trust it"
         )
     bad = sorted(set(_REFUSED.findall(name)))
@@ -28,7 +28,7 @@ def check_name(name: str) -> None:
 
 
 def check_lora(path: str, name: str) -> None:
-    """Raises ValueError that says why a file is no LoRA file; its header is read, its tensors are not."""
+    """Raises ValueError that says why a file is not a LoRA file; its header is read, its tensors are not."""
     try:
         tensors, _ = open_file.read_lora_header(path)
     except ValueError as error:
@@ -37,7 +37,7 @@ def check_lora(path: str, name: str) -> None:
     layers = set(parse.layer_names(shapes))
     if not layers and not any(map(_is_bundled_embedding, tensors)):
         raise ValueError(
-            f"{name} is no LoRA: none of its {len(tensors)} tensors is named as a LoRA's. A checkpoint belongs into"
+            f"{name} is not a LoRA: none of its {len(tensors)} tensors is named as a LoRA's. A checkpoint belongs into"
             " another folder"
         )
 

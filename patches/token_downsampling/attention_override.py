@@ -209,7 +209,7 @@ class Thinning:
         if place is None:
             return None
         if k.shape[axis] != length or v.shape[axis] != length:
-            joint = length > self._span(place).count  # text and image attend together, so this is no cross-attention
+            joint = length > self._span(place).count  # text and image attend together, so this is not cross-attention
             self.left += joint and k.shape[axis] > length
             return None
         if place.skip == 0 and place.period == 1:

@@ -315,7 +315,7 @@ def rows_that_cannot_be_used_say_why_before_and_after_run_and_stay_as_they_are(
 def a_dropped_lora_that_cannot_be_taken_is_said_with_the_reason_and_no_file_is_written_over(
     editor: Editor, place: Path, own: Path
 ) -> None:
-    """It is no LoRA, is broken, has the name of another, or is larger than the server takes."""
+    """It is not a LoRA, is broken, has the name of another, or is larger than the server takes."""
     loras = place / "models" / "loras"
     lora(loras / "taken.safetensors")
     lora(own / "other.safetensors", {"note": "other"})

@@ -96,7 +96,7 @@ def export(editor: Editor, path: Path) -> None:
     """Write the front end's own API export, which tests/headless/test_examples.py compares with Graft's."""
     prompt = editor.prompt()
     for node in prompt.values():
-        if node["class_type"] == "PreviewAny":  # its text box is no input of the node
+        if node["class_type"] == "PreviewAny":  # its text box is not an input of the node
             node["inputs"].pop("preview", None)
     text = json.dumps(prompt, indent=1, ensure_ascii=False)
     (EXPORTS / f"{path.stem}.api.json").write_text(text + "\n", encoding="utf-8")

@@ -165,7 +165,7 @@ def test_one_spike_does_not_flatten_the_curve(editor):
     smooth = editor.do(RANGE, [spiked, {"robust": True, "only": True}])
     assert smooth["high"] < 0.17, "the smoothed curve keeps the spike for long"
     steps = [0.1] * 100 + [0.01] * 100
-    assert not editor.do(RANGE, [steps, {"robust": True}])["clipped"], "a drop of the loss is no outlier"
+    assert not editor.do(RANGE, [steps, {"robust": True}])["clipped"], "a drop of the loss is not an outlier"
     log = editor.do(RANGE, [[1.0, 0.1, 0.01, 0.0], {"log": True}])
     assert log["high"] == 0 and log["low"] == -2 and log["clipped"], "what is not above zero is drawn at the edge"
     assert log["ticks"] == [0.001, 0.01, 0.1, 1, 10, 100]

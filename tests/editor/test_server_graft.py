@@ -137,7 +137,7 @@ def test_a_rows_texts_are_checked_and_its_blocks_are_the_files(server):
     assert wrong["blocks"].startswith("expected a list of 17") and wrong["schedule"].startswith("expected a start")
     foreign = asked(blocks="D=0, S05=1")["problems"]["blocks"]
     assert foreign == "this file is for a model without D, S05; its blocks are IN01"
-    assert asked(name="none.safetensors", blocks="XX=1")["problems"]["blocks"].startswith("XX is no block")
+    assert asked(name="none.safetensors", blocks="XX=1")["problems"]["blocks"].startswith("XX is not a block")
     assert server.ask("/graft/lora_row?name=a&blocks=" + "1" * 4001).status == 400
 
 
@@ -174,10 +174,10 @@ def test_a_dropped_file_is_stored_whole_checked_and_never_in_place_of_another(se
         ("new.safetensors", swapped, 409, "there is another LoRA of this name"),
         ("below.safetensors", swapped, 409, "there is another LoRA of this name (in/here/below.safetensors)"),
         ("folder.safetensors", content, 409, "there is another LoRA of this name (folder.safetensors)"),
-        ("model.safetensors", model, 400, "is no LoRA: none of its 2 tensors"),
+        ("model.safetensors", model, 400, "is not a LoRA: none of its 2 tensors"),
         ("cut.safetensors", content[:-10], 400, "cut.safetensors is not a whole safetensors file"),
         ("pickle.safetensors", b"PK\x03\x04" + bytes(40), 400, "is a pickle"),
-        ("new.pt", content, 400, "is no safetensors file"),
+        ("new.pt", content, 400, "is not a safetensors file"),
         ("..%2Fnew2.safetensors", content, 400, "cannot be the name of a file"),
         ("a%5Cb.safetensors", content, 400, "cannot be the name of a file"),
         (".hidden.safetensors", content, 400, "cannot be the name of a file"),

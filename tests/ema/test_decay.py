@@ -39,6 +39,9 @@ from graft_nodes.ema.decay import (
         ({"widths": ()}, "expected one or more above 0 and below 0.28"),
         ({"widths": (0.28,)}, "expected one or more above 0 and below 0.28"),
         ({"widths": (0.1, 0.0)}, "expected one or more above 0 and below 0.28"),
+        ({"begin_after": -1}, "start after N steps is -1"),
+        ({"min_decay": 1.0}, "minimum decay is 1.0"),
+        ({"decay": 0.5, "min_decay": 0.6}, "minimum decay is 0.6, expected at most decay, which is 0.5"),
     ],
 )
 def test_settings_that_cannot_be(wrong, said):
@@ -60,6 +63,7 @@ def test_everything_wrong_is_named_at_once():
         {"interval": 2, "snapshots": 4, "switch_every": 6},
         {"widths": (0.279,)},
         {"device": "host"},
+        {"decay": 0.5, "min_decay": 0.5, "begin_after": 1},
     ],
 )
 def test_settings_at_their_bounds(settings):
@@ -72,6 +76,7 @@ def test_settings_at_their_bounds(settings):
         ("interval", "update every N steps"),
         ("snapshots", "snapshot every N steps"),
         ("switch_every", "reset to average every N steps"),
+        ("begin_after", "start after N steps"),
     ],
 )
 def test_an_average_that_would_never_begin_is_refused(name, label):
@@ -82,7 +87,7 @@ def test_an_average_that_would_never_begin_is_refused(name, label):
 
 def test_widths_are_read_with_spaces_and_commas():
     assert parse_widths(" 0.05, 0.1 .2") == (0.05, 0.1, 0.2) and parse_widths("") == ()
-    with pytest.raises(ValueError, match="'1x' is no number"):
+    with pytest.raises(ValueError, match="'1x' is not a number"):
         parse_widths("0,1x")
 
 
@@ -146,3 +151,29 @@ def test_an_average_that_cannot_move_in_so_few_steps_is_said(settings, steps, sa
     found = remarks(ema, steps)
     assert len(found) == bool(said) and said in " ".join(found)
     assert not said or left > 0.5
+
+
+@pytest.mark.parametrize("schedule", ["constant", "ramp", "warmup"])
+def test_a_schedule_that_starts_later_is_the_same_one_moved(schedule):
+    plain, later = EMASettings(schedule, 0.9), EMASettings(schedule, 0.9, begin_after=5)
+    assert [decay_at(later, step, 30) for step in range(1, 6)] == [0.0] * 5
+    assert [decay_at(later, step + 5, 30) for step in range(1, 26)] == [
+        decay_at(plain, step, 30) for step in range(1, 26)
+    ]
+
+
+def test_decays_are_those_of_diffusers_one_by_one():
+    training_utils = pytest.importorskip("diffusers.training_utils")
+    weights = [torch.nn.Parameter(torch.zeros(1))]
+    for warmup in (False, True):
+        theirs = training_utils.EMAModel(
+            weights, decay=0.95, min_decay=0.4, update_after_step=3, use_ema_warmup=warmup, inv_gamma=2.0, power=0.7
+        )
+        ours = EMASettings("warmup" if warmup else "ramp", 0.95, begin_after=3, min_decay=0.4, inv_gamma=2.0, power=0.7)
+        decays = [decay_at(ours, step, 100) for step in range(1, 101)]
+        assert decays == [theirs.get_decay(step) for step in range(1, 101)]
+        assert decays[:4] == [0.0] * 4 and decays[4] == 0.4 and decays[-1] > 0.9
+
+
+def test_an_average_that_starts_later_forgets_the_starting_weights():
+    assert remarks(EMASettings(decay=0.9999), 250) and not remarks(EMASettings(decay=0.9999, begin_after=10), 250)

@@ -46,6 +46,14 @@ def same(left, right, tolerance):
             EMASettings("warmup", 0.999, inv_gamma=2.0, power=0.75),
             {"decay": 0.999, "use_ema_warmup": True, "inv_gamma": 2.0, "power": 0.75},
         ),
+        (
+            EMASettings("ramp", 0.999, begin_after=100, min_decay=0.5),
+            {"decay": 0.999, "update_after_step": 100, "min_decay": 0.5},
+        ),
+        (
+            EMASettings("warmup", 0.999, begin_after=7, min_decay=0.3),
+            {"decay": 0.999, "use_ema_warmup": True, "update_after_step": 7, "min_decay": 0.3},
+        ),
     ],
 )
 @pytest.mark.parametrize("foreach", [False, True])

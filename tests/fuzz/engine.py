@@ -1,4 +1,4 @@
-"""Runs the cases of a target, watched from another process: what is no documented refusal, hangs, grows or writes
+"""Runs the cases of a target, watched from another process: what is not a documented refusal, hangs, grows or writes
 elsewhere is a failure.
 
 A case is drawn by hypothesis from bytes that (target, seed, number) give, so that these three replay it.

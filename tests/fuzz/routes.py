@@ -201,7 +201,7 @@ class Routes(Target):
         self.said.clear()
         status = self._http(content) if kind == "http" else self._socket(content)
         if "in handle_expect_header" in "".join(self.said):
-            raise Refused("aiohttp itself answers 500 to an Expect header that is no text")
+            raise Refused("aiohttp itself answers 500 to an Expect header that is not text")
         assert status < 500, f"answered {status}:\n" + "\n".join(self.said)
         assert not self.said, "logged an error:\n" + "\n".join(self.said)
         if status >= 400:

@@ -85,7 +85,7 @@ def test_an_empty_tensor_too_large_for_any_reader_is_refused(tmp_path, shape):
     [
         ({"rank_pattern": {"(a+)+": 4}}, "too complicated"),
         ({"alpha_pattern": {"a*a*a*a*b": 4}}, "too complicated"),
-        ({"rank_pattern": {"(": 4}}, "is no pattern"),
+        ({"rank_pattern": {"(": 4}}, "is not a pattern"),
         ({"rank_pattern": ["a"]}, "expected an object"),
         ({"num_cayley_neumann_terms": 10**9}, "expected a whole number"),
     ],
@@ -322,7 +322,7 @@ def test_choices_without_end_and_replacements_that_grow(tmp_path):
 
 
 def test_a_caption_of_megabytes_is_none(tmp_path):
-    with pytest.raises(ValueError, match=r"a\.txt: .* bytes are no caption"):
+    with pytest.raises(ValueError, match=r"a\.txt: .* bytes are not a caption"):
         dataset(tmp_path, a_dot_txt="x" * (captions.MAX_TEXT_BYTES + 1))()
 
 

@@ -427,7 +427,7 @@ def test_a_malformed_set_is_said_before_a_host_opens(place, monkeypatch, capsys)
     ("options", "expected"),
     [
         (("w.json", "--pack", "nowhere"), "--pack nowhere: no such folder"),
-        (("w.json", "--pack", "in"), "--pack in: this folder is no node pack; it has no __init__.py"),
+        (("w.json", "--pack", "in"), "--pack in: this folder is not a node pack; it has no __init__.py"),
         (("w.json", "--pack", "w.json"), "--pack w.json: expected a folder with __init__.py, or a .py file"),
         (("--watch", "nowhere"), "--watch nowhere: no such folder; make it first"),
     ],

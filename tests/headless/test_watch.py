@@ -77,7 +77,7 @@ def test_a_folder_that_is_not_there_is_said(tmp_path):
 @pytest.mark.skipif(sys.platform == "win32", reason="signals are sent differently there")
 @pytest.mark.parametrize("wrong", [False, True])
 def test_watching_runs_what_comes_until_ctrl_c(tmp_path, wrong):
-    """A file that cannot be run is no end; the exit status says that there was one."""
+    """A file that cannot be run is not an end; the exit status says that there was one."""
     (tmp_path / "in").mkdir()
     (tmp_path / "jobs").mkdir()
     words, how = command(tmp_path, None, "run", "--watch", "jobs", "--input", "in", "--output", "out")

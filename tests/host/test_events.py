@@ -1,4 +1,4 @@
-"""Events to the front end, and the JSON that browsers read: a loss that is no number arrives as null."""
+"""Events to the front end, and the JSON that browsers read: a loss that is not a number arrives as null."""
 
 import json
 import math

@@ -23,7 +23,7 @@ def loaded(host):
 def test_the_file_is_small_and_holds_the_unet_and_the_text_encoder():
     assert node.BASE.stat().st_size <= 8_000_000
     with safe_open(node.BASE, "pt") as file:
-        assert all(key.startswith(PREFIXES) for key in file.keys())  # noqa: SIM118 - safe_open is no mapping
+        assert all(key.startswith(PREFIXES) for key in file.keys())  # noqa: SIM118 - safe_open is not a mapping
         assert {file.get_tensor(key).dtype for key in file.keys()} == {torch.float32}  # noqa: SIM118
 
 

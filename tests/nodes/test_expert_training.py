@@ -209,7 +209,7 @@ def test_both_are_saved_loaded_and_trained_on(host, parts, run):
 
 def test_load_state_gives_each_expert_what_is_connected(host, parts, run):
     """Its own model, and the dataset, CLIP and VAE of both; a state that is saved again, also the other's, is loaded
-    again; two states of one expert are no pair.
+    again; two states of one expert are not a pair.
     """
     high, low, clip, vae, dataset = parts
     pair, _ = begun(host, parts, run)

@@ -83,7 +83,7 @@ def test_the_training_is_the_same_to_the_byte_and_each_preview_is_what_the_nodes
         and "4 previews, from " in report
     )
     (ended,) = _sent(result, "graft.end")
-    assert ended["ended"] == "done" and ended["result"] == state.key, "a pause is no end"
+    assert ended["ended"] == "done" and ended["result"] == state.key, "a pause is not an end"
     assert [data["step"] for data in _sent(result, "graft.step")] == [1, 2, 3, 4, 5]
     first, third = (_pixels(host, sent[number]["pictures"][0]) for number in (0, 2))
     # By hand: the same sampler on the MODEL of a Train Step that ends there, with the same schedule.

@@ -7,8 +7,10 @@ input of settings has a case for each part that matters there, named `settings (
 """
 
 import hashlib
+import json
 import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -131,6 +133,7 @@ CASES: dict[str, dict[str, Case]] = {
         "min_rank": Case(1, {"GraftAdapter": {"kind": "tlora", "rank": 4}}),
         "rank_exponent": Case(4.0, {"GraftAdapter": {"kind": "tlora", "rank": 4, "min_rank": 1}}),
         "base_weights": Case("int8"),
+        "factor": Case(4, {"GraftAdapter": {"kind": "lokr"}}),
     },
     "GraftOptimizer": {
         "settings": Case(None),
@@ -182,6 +185,9 @@ CASES: dict[str, dict[str, Case]] = {
         "beta": Case(5000.0, {"GraftDataset": {"folder": "dead preferences"}, "GraftObjective": {"loss": "dpo"}}),
         "sigma_bounds": Case(True, EPS, refused="bounds are sigmas is for flow models"),
         "pyramid_kind": Case("everydream2", {"GraftObjective": {"pyramid_noise": 0.5}}),
+        "target": Case("cfg-augmented"),
+        "target_scale": Case(5.0, {"GraftObjective": {"target": "cfg-augmented"}}),
+        "noise_candidates": Case(4),
     },
     "GraftEMA": {
         "settings": Case(None),
@@ -195,6 +201,8 @@ CASES: dict[str, dict[str, Case]] = {
         "snapshots": Case(1, changes="files"),
         "widths": Case("0.06 0.2", {"GraftEMA": {"snapshots": 1}}, changes="files"),
         "switch_every": Case(1),
+        "begin_after": Case(1, changes="average"),
+        "min_decay": Case(0.5, {"GraftEMA": {"schedule": "ramp"}}, changes="average"),
     },
     "GraftWords": {
         "settings": Case(None, WORDS),
@@ -264,6 +272,7 @@ CASES: dict[str, dict[str, Case]] = {
         "log_every": Case(1000, {"TrainStep": {"tensorboard": True}}, changes="files"),
         "keep_epochs": Case(1, {"TrainStep": {"steps": 8}}, changes="files"),
         "keep_from": Case(1000, {"TrainStep": {"steps": 8, "keep_epochs": 1}}, changes="files"),
+        "load_settings": Case(True, {"TrainStep": {"steps": 6, "file": {"clip_grad_norm": 1e-4}}}),
         "switch_every": Case(1, PAIR, changes="loads"),
         "keep_every": Case(1, changes="files"),
         "preview_of": Case("average", {**PREVIEWS, "GraftEMA": {}}, changes="pictures"),
@@ -512,6 +521,11 @@ class Lab:
             )
         if given.pop("is_short", False):
             self.be_short_of_memory()
+        content = given.pop("file", None)
+        if content is not None:
+            path = Path(host.output, "graft", run, "train.json")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(json.dumps(content), encoding="utf-8")
         kept = []
         partial = self.store.Store.save_partial
         self.monkeypatch.setattr(

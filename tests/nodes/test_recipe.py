@@ -98,7 +98,7 @@ def test_everydream2s_defaults_train_full_weights_and_the_text_encoder(host, pic
     assert found.state.start.adapter.kind == "full"
     assert any(name.startswith("text_encoders.") for name in found.state.trained)
     assert "settings as EveryDream2 has them by itself" in found.report
-    assert "trains " in found.begun and "attention: pytorch" in found.begun
+    assert "trains " in found.begun and "\nattention: " in found.begun
 
 
 @pytest.mark.parametrize("strength", ["light", "normal", "strong"])

@@ -58,7 +58,7 @@ OPTIMIZER = {
     "options",
 }
 OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_timestep", "expert", "boundary"}
-EMA = {"interval", "snapshots", "widths", "switch_every"}
+EMA = {"interval", "snapshots", "widths", "switch_every", "decay", "min_decay"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
 PREVIEWS = {"prompts", "tensorboard"}
@@ -193,7 +193,7 @@ WRONG = [
         "expert boundary is 0.9 and expert is none: choose the expert that is trained",
     ),
     ("GraftEMA", {"interval": 50, "snapshots": 75}, EMA, "must be multiples of update every N steps"),
-    ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths: 'wide' is no number, expected numbers such as"),
+    ("GraftEMA", {"widths": "0.05 wide"}, EMA, "snapshot widths: 'wide' is not a number, expected numbers such as"),
     ("GraftEMA", {"widths": "0.05", "snapshots": 10}, EMA, "two or more different snapshot widths"),
     (
         "ApplyToDo",

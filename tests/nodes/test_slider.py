@@ -115,7 +115,7 @@ def test_every_setting_changes_the_run(host, models):
         ({"positive": ""}, "positive prompt is empty"),
         (
             {"negative": "a green circle"},
-            r"is the same \('a green circle'\), which is no direction: write what strength -1 gives",
+            r"is the same \('a green circle'\), which is not a direction: write what strength -1 gives",
         ),
         ({"negative": "A  GREEN circle"}, "'a green circle' and 'A  GREEN circle' alike, so there is no direction"),
         ({"method": "picture pairs"}, "slider method picture pairs needs a dataset"),

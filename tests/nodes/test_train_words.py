@@ -332,7 +332,7 @@ def test_save_words_writes_where_comfyui_looks_and_keeps_what_others_wrote(host,
     host.call("GraftSaveWords", lora_model=alone["lora"])  # replaces its own
     with pytest.raises(ValueError, match="Save Words: this LoRA has no words"):
         host.call("GraftSaveWords", lora_model={"x.lora_up.weight": torch.ones(1, 1)})
-    with pytest.raises(ValueError, match="the word '<zorp>' is no file name: use Save LoRA"):
+    with pytest.raises(ValueError, match="the word '<zorp>' is not a file name: use Save LoRA"):
         host.call("GraftSaveWords", lora_model={"bundle_emb.<zorp>.words": torch.ones(1, 64)})
     save_file({"words": torch.ones(1, 64)}, path)
     with pytest.raises(ValueError, match=r"Save Words: .*zorp.safetensors is there already, and Graft did not save it"):

@@ -2,6 +2,7 @@
 left as it was.
 """
 
+import dataclasses
 import glob
 import hashlib
 import json
@@ -1058,3 +1059,100 @@ def test_weights_that_are_moved_or_made_smaller_wait_in_host_memory(host, monkey
         settings=settings, start=SimpleNamespace(adapter=AdapterSettings(base_weights=base_weights))
     )
     assert call.StepCall.open_denoiser(SimpleNamespace(state=state, has_layers_on_host=on_host)) is waits
+
+
+def _settings_file(host, run, content):
+    path = Path(host.output, "graft", run, "train.json")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize("text_encoder", [False, True])
+def test_settings_of_a_file_count_from_the_next_epoch_on_with_clip_skip(
+    host, pictures, run, wall, monkeypatch, text_encoder
+):
+    """An epoch is 3 steps. By hand: 3 steps, then the dataset with that CLIP skip and the other settings."""
+    real, said = wall.events.send_event, []
+
+    def edit(name, data):
+        real(name, data)
+        if name == "graft.step":
+            said.append(data.get("settings"))
+        if name == "graft.step" and data["step"] == 2:
+            _settings_file(host, run, {"clip_skip": 2, "zero_frequency_noise_ratio": 0.2, "lr": 1e-3})
+
+    monkeypatch.setattr(wall.events, "send_event", edit)
+    given = {"adapter": {"text_encoder": text_encoder}, "ema": False}
+    prompt = _workflow(host, pictures, run, 5, validate_every=2, load_settings=True, **given)
+    live = _run(host, prompt, state=["10", 0], report=["10", 5])
+    state = live["state"]
+    monkeypatch.setattr(wall.events, "send_event", real)
+    assert said[0] == said[1] and "train.json is not there" in said[0] and said[2] == ""
+    assert said[3] == said[4] == "lr 0.001, zero_frequency_noise_ratio 0.2, clip_skip 2"
+    assert "from step 4 on, by train.json: learning rate 0.001, noise offset 0.2, CLIP skip 2" in live["report"]
+
+    hand = _workflow(host, pictures, f"{run} hand", 3, validate_every=2, **given)
+    hand["40"] = {**hand["2"], "inputs": {**hand["2"]["inputs"], "clip_skip": 2}}
+    hand["41"] = _inputs(host, "GraftOptimizer", learning_rate=1e-3, batch_size=2, total_steps=12, warmup=2)
+    hand["42"] = _inputs(host, "GraftObjective", settings=["41", 0], offset_noise=0.2)
+    parts = _run(host, hand, state=["10", 0], dataset=["40", 0], settings=["42", 0])
+    assert len(parts["state"].subject.dataset.images) == 5
+    moved = parts["state"].subject._replace(dataset=parts["dataset"])
+    there = host.call(
+        "TrainStep",
+        state=dataclasses.replace(parts["state"], subject=moved),
+        steps=2,
+        validate_every=2,
+        settings=parts["settings"],
+    )[0]
+    assert _bytes(state.trained) == _bytes(there.trained) and _bytes(state.optimizer) == _bytes(there.optimizer)
+    assert state.history.loss == there.history.loss and state.history.validation == there.history.validation
+    plain = _run(host, _workflow(host, pictures, f"{run} plain", 5, validate_every=2, **given), state=["10", 0])[
+        "state"
+    ]
+    assert _bytes(state.trained) != _bytes(plain.trained) and state.history.loss[:3] == plain.history.loss[:3]
+    assert (lora_metadata(state)["ss_clip_skip"], lora_metadata(plain)["ss_clip_skip"]) == ("2", "None")
+
+    # the next Train Step keeps what was taken, and a loaded state does
+    host.call("GraftSaveState", state=state, name=run)
+    loaded = host.call(
+        "GraftLoadState", name=run, model=state.subject.model, dataset=plain.subject.dataset, clip=state.subject.clip
+    )[0]
+    on = [host.call("TrainStep", state=one, steps=1, validate_every=0)[0] for one in (state, loaded, there)]
+    assert len({_bytes(one.trained) for one in on}) == 1
+
+
+def test_a_file_of_settings_that_is_wrong_stops_nothing(host, pictures, run):
+    expected = _run(host, _workflow(host, pictures, f"{run} plain", 4), lora=["10", 3])["lora"]
+    for content, said in (
+        ("{", "is not JSON"),
+        ({"cond_dropout": 0.5, "lr": -1}, "learning rate is -1"),
+        ({"min_snr_gamma": 5}, "loss weighting min-snr needs a signal-to-noise ratio, which flow models lack"),
+        ({"clip_skip": 9}, "clip layer -9"),
+        (None, "train.json is not there"),
+    ):
+        _clear(host, run)
+        if content is not None:
+            _settings_file(host, run, content)
+        found = _run(host, _workflow(host, pictures, run, 4, load_settings=True), lora=["10", 3], report=["10", 5])
+        assert said in found["report"] and _bytes(found["lora"]) == _bytes(expected)
+
+
+def test_states_of_epochs_stay_as_the_file_says(host, pictures, run):
+    _settings_file(host, run, {"save_every_n_epochs": 1})
+    _run(host, _workflow(host, pictures, run, 7, validate_every=0, snapshot_every=0, load_settings=True), at=["10", 0])
+    kept = [json.loads(path.read_text()) for path in Path(host.output, "graft", run).glob("*/state.json")]
+    assert sorted((one["step"], one["kind"]) for one in kept) == [(3, "snapshot"), (6, "snapshot"), (7, "result")]
+
+
+def test_queued_again_a_run_has_the_settings_that_it_took(host, pictures, run):
+    _settings_file(host, run, {"cond_dropout": 0.6})
+    prompt = _workflow(host, pictures, run, 4, load_settings=True)
+    first = _run(host, prompt, state=["10", 0], lora=["10", 3])
+    _settings_file(host, run, {"cond_dropout": 0.1})
+    host.fresh()
+    again = _run(host, prompt, state=["10", 0], lora=["10", 3], report=["10", 5])
+    assert "0 trained now" in again["report"] and "by train.json: conditioning dropout 0.6" in again["report"]
+    assert _bytes(first["lora"]) == _bytes(again["lora"])
+    assert again["state"].settings == first["state"].settings

@@ -1,4 +1,4 @@
-"""What is said of a disk that cannot be written names the file and the next step, once; what is no error of the system
+"""What is said of a disk that cannot be written names the file and the next step, once; what is not a system error
 stays as it is.
 """
 

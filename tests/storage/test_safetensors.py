@@ -256,7 +256,7 @@ def test_what_a_server_sends_in_place_of_a_file_is_named(tmp_path, name, text, m
     path = tmp_path / name
     path.write_bytes(text.encode("utf-8"))
     for read in (safetensors.load_safetensors, safetensors.read_header, safetensors.load_shapes):
-        with pytest.raises(ValueError, match=rf"{name} is no safetensors file: it is {message}"):
+        with pytest.raises(ValueError, match=rf"{name} is not a safetensors file: it is {message}"):
             read(str(path))
 
 

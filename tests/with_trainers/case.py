@@ -17,7 +17,7 @@ class Written(NamedTuple):
 
     path: Path
     network: nn.Module | None = None
-    in_float32: bool = False  # what its network computes with, where that is no choice; else float64
+    in_float32: bool = False  # what its network computes with, where that is not a choice; else float64
 
 
 @dataclass(frozen=True)

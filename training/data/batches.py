@@ -45,7 +45,7 @@ class Batch:
     where it counts everywhere; `weights` (B,) scale the loss of each image. `worse` are the latents of the pictures
     that people like less than these, or of a slider the other pictures of its pairs; None where some have none.
     `directions` are the conditionings of a slider's prompts. `parts` are the shapes of what latents of video with
-    sound pack; their masks are of the video.
+    sound pack; their masks are of the video. `empty` are the conditionings without captions, where they are needed.
     """
 
     latents: Tensor
@@ -57,6 +57,7 @@ class Batch:
     worse: Tensor | None = None
     directions: SliderConditionings | None = None
     parts: Parts = ()
+    empty: tuple[Conditioning, ...] = ()
 
     def at_strength(self, strength: float) -> Tensor:
         """The latents that the adapter learns at a strength: below 0 the other pictures of pairs."""
@@ -229,9 +230,12 @@ def _extras_brought(brought: SampleConditioning, dropped: bool) -> Conditioning:
     return brought.empty
 
 
-def collate(items: Sequence[BatchItem]) -> Batch:
-    """One batch of images whose latents have one size."""
+def collate(items: Sequence[BatchItem], with_empty: bool = False) -> Batch:
+    """One batch of images whose latents have one size; `with_empty`: with the conditionings of the empty prompt."""
     latents = torch.stack([_latent(item) for item in items])
+    empty: tuple[Conditioning, ...] = ()
+    if with_empty:
+        empty = tuple(image_conditioning(one.dataset, "", one.crop, one.flipped, True) for one in items)
     return Batch(
         latents,
         tuple(image_conditioning(one.dataset, one.caption, one.crop, one.flipped, one.dropped) for one in items),
@@ -242,6 +246,7 @@ def collate(items: Sequence[BatchItem]) -> Batch:
         _worse(items),
         _directions(items),
         items[0].image.parts,
+        empty,
     )
 
 
@@ -311,8 +316,15 @@ def group_by_size(items: Sequence[BatchItem]) -> list[list[BatchItem]]:
 
 
 def make_batches(
-    dataset: Dataset, batch_size: int, dropout: float, seed: int, step: int, number: int, purpose: str
+    dataset: Dataset,
+    batch_size: int,
+    dropout: float,
+    seed: int,
+    step: int,
+    number: int,
+    purpose: str,
+    with_empty: bool = False,
 ) -> list[Batch]:
-    """A micro-batch, drawn by `draw_items`, which has the same arguments, and grouped by image size."""
+    """A micro-batch, drawn by `draw_items`, which has the same arguments, and grouped by image size (`collate`)."""
     items = draw_items(dataset, batch_size, dropout, seed, step, number, purpose)
-    return [collate(group) for group in group_by_size(items)]
+    return [collate(group, with_empty) for group in group_by_size(items)]

@@ -15,7 +15,7 @@ LONGEST_SIDE = 16_384  # of a bucket
 
 
 def name_of(resolution: tuple[int, int]) -> str:
-    """ "512", or "960 x 544" where it is no square."""
+    """ "512", or "960 x 544" where it is not a square."""
     width, height = resolution
     if width == height:
         return str(width)
@@ -31,8 +31,8 @@ def bucket_sizes(resolution: tuple[int, int], step: int, least: int = 0, most: i
     Args:
         resolution: (width, height) in pixels.
         step: sides are multiples of it, in pixels.
-        least: no side is shorter; 0 is no limit.
-        most: no side is longer; 0 is no limit. Without both, sides go up to 4:1.
+        least: no side is shorter; 0 means no limit.
+        most: no side is longer; 0 means no limit. Without both, sides go up to 4:1.
 
     Returns:
         (width, height) of every bucket.
@@ -59,7 +59,7 @@ def bucket_sizes(resolution: tuple[int, int], step: int, least: int = 0, most: i
 
 
 def _check_sides(square: int, step: int, least: int, most: int) -> None:
-    """Raise ValueError for sides that are no multiples of `step`, or that leave the square bucket out."""
+    """Raise ValueError for sides that are not multiples of `step`, or that leave the square bucket out."""
     errors: list[str] = []
     for label, side in (("minimum", least), ("maximum", most)):
         if side % step:

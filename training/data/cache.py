@@ -227,7 +227,7 @@ class Cache:
             values: plain values, as JSON.
 
         Returns:
-            Whether that was possible: a full disk is no error.
+            Whether that was possible: a full disk is not an error.
         """
         self.write_counts[kind] += 1
         text = json.dumps(values, sort_keys=True)

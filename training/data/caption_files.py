@@ -135,5 +135,5 @@ def _encode(path: Path, text: str, before: bytes, encoding: str) -> bytes:
     if marked == "utf-16" and before.startswith(codecs.BOM_UTF16_BE):
         content = codecs.BOM_UTF16_BE + text.encode("utf-16-be")
     if len(content) > MAX_TEXT_BYTES:
-        raise ValueError(f"{path.name}: {len(content):,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
+        raise ValueError(f"{path.name}: {len(content):,} bytes are not a caption; expected at most {MAX_TEXT_BYTES:,}")
     return content

@@ -46,7 +46,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     with open_regular(path) as file:
         size = os.fstat(file.fileno()).st_size
         if size > MAX_TEXT_BYTES:
-            raise ValueError(f"{path.name}: {size:,} bytes are no caption; expected at most {MAX_TEXT_BYTES:,}")
+            raise ValueError(f"{path.name}: {size:,} bytes are not a caption; expected at most {MAX_TEXT_BYTES:,}")
         content = file.read()
     text = io.TextIOWrapper(io.BytesIO(content), encoding=marked_encoding(content, encoding)).read()
     refuse_nul(path.name, text, encoding)

@@ -62,7 +62,7 @@ class _Frame:
 
 def is_clip(path: Path) -> bool:
     """Whether a picture or clip of a folder has several frames: animated GIF and WebP files do. Raises ValueError when
-    such a file is no picture.
+    such a file is not a picture.
     """
     if is_video(path.name) or is_frame_folder(path.name):
         return True
@@ -96,7 +96,7 @@ def scan(path: Path, check: Callable[[], object] = lambda: None) -> ClipInfo:
 
 
 def read_header(path: Path) -> ClipInfo:
-    """What the header and the first frame say; the number of frames may be wrong. Raises ValueError when it is no clip
+    """What the header and the first frame say; the number of frames may be wrong. ValueError when it is not a clip
     or its first frame cannot be read.
     """
     with contextlib.closing(_frames(path)) as frames:

@@ -12,6 +12,7 @@ from itertools import chain, zip_longest
 from typing import Any
 
 from ...storage.digest import sha256_of_spaced_json
+from .conditionings import Conditionings, Encode
 from .dataset import Conditioning, Dataset, DatasetImage, prompt_parts
 from .kohya_metadata import join_metadata
 
@@ -37,6 +38,10 @@ class JoinedConditionings(Mapping[str, Conditioning]):
 
     def __getitem__(self, text: str) -> Conditioning:
         return self._part(text)[text]
+
+    def with_encoder(self, encode: Encode, encoder: str) -> JoinedConditionings:
+        """The same captions, encoded by another text encoder. Raises ValueError where they cannot be."""
+        return JoinedConditionings([encode_anew(part, encode, encoder) for part in self._parts])
 
     def sees(self, pictures: str) -> bool:
         """Whether these are pictures that one of the parts has, by their key."""
@@ -64,6 +69,43 @@ class JoinedConditionings(Mapping[str, Conditioning]):
             if hasattr(part, "prepare"):
                 count += part.prepare(own, done)
         return count
+
+
+def encode_anew(conditionings: Mapping[str, Conditioning], encode: Encode, encoder: str) -> Mapping[str, Conditioning]:
+    """The same captions, encoded by another text encoder. Raises ValueError where they cannot be: those of samples
+    bring what they were encoded as.
+    """
+    if isinstance(conditionings, (Conditionings, JoinedConditionings)):
+        return conditionings.with_encoder(encode, encoder)
+    raise ValueError("captions that came encoded, as those of Samples, cannot be encoded anew")
+
+
+def with_clip_skip(dataset: Dataset, clip_skip: int, encode: Encode) -> Dataset:
+    """The dataset with its captions encoded at another CLIP skip.
+
+    Args:
+        dataset: read by the node Dataset.
+        clip_skip: counted from the last layer; 0 leaves the text encoder as it is.
+        encode: encodes captions at that CLIP skip.
+
+    Raises:
+        ValueError: where its captions cannot be encoded again.
+    """
+    if dataset.slider is not None:
+        raise ValueError("the prompts of a slider are encoded by its node: CLIP skip cannot change while it is trained")
+    hashes, regularization = dataset.encoders, dataset.regularization
+    if regularization is not None:
+        regularization = with_clip_skip(regularization, clip_skip, encode)
+    encoder = f"{hashes[1].partition(' ')[0]} {clip_skip}"
+    settings = {**dataset.kohya_metadata.get("settings", {}), "ss_clip_skip": clip_skip or None}
+    return replace(
+        dataset,
+        conditionings=encode_anew(dataset.conditionings, encode, encoder),
+        encoders=(hashes[0], encoder),
+        clip_skip=clip_skip,
+        regularization=regularization,
+        kohya_metadata={**dataset.kohya_metadata, "settings": settings} if dataset.kohya_metadata else {},
+    )
 
 
 def combine(datasets: Sequence[Dataset]) -> Dataset:

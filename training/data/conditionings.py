@@ -92,6 +92,14 @@ class Conditionings(Mapping[str, Conditioning]):
             return None
         return _BYTES_PER_NUMBER * sum(math.prod(shape) for shape in shapes.values())
 
+    def with_encoder(self, encode: Encode, encoder: str) -> Conditionings:
+        """The same captions, encoded by another text encoder. Raises ValueError where it sees pictures too."""
+        if self._controls is not None and self._controls.seen:
+            raise ValueError(
+                "captions that are encoded with control pictures cannot be encoded anew while a run goes on"
+            )
+        return Conditionings(encode, self._texts, encoder, self._cache, self._prompt_of)
+
     def sees(self, pictures: str) -> bool:
         """Whether these are pictures of its own, by their key."""
         return self._controls is not None and pictures in self._controls.seen

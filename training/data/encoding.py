@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _BYTES_PER_NUMBER = 4  # of a latent; of a picture 1
-# Fields of the dataset that are no plain settings, or are in what captions are encoded from.
+# Fields of the dataset that are not plain settings, or are in what captions are encoded from.
 _NOT_HASHED = ("regularization", "report", "unhashed", "weighted_captions")
 
 

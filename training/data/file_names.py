@@ -49,7 +49,7 @@ def compose(name: str) -> str:
 
 
 def printable(text: str) -> str:
-    """A text with the bytes of file names that are no UTF-8 as \\udc83 and so on: such names can't be written."""
+    """A text with the bytes of file names that are not UTF-8 as \\udc83 and so on: such names can't be written."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 

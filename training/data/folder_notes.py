@@ -150,7 +150,7 @@ def _note_unread_files(folder: Path) -> list[str]:
 
 
 def _folder_repeats(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
-    """Which folder names repeat their images, and which begin with a number that is no repeats."""
+    """Which folder names repeat their images, and which begin with a number that does not say how often."""
     repeats: dict[str, int] = {}
     numbers: dict[str, None] = {}
     for entry in entries:
@@ -164,7 +164,7 @@ def _folder_repeats(folder: Path, entries: Sequence[ImageEntry]) -> list[str]:
         named = [f"{name} {count:,}" for name, count in sorted(repeats.items())]
         lines.append(f"repeats by folder name: {first_names(named)}")
     if numbers:
-        lines.append(f"no repeats in {first_names(sorted(numbers))}: what follows the number is no name")
+        lines.append(f"no repeats in {first_names(sorted(numbers))}: what follows the number is not a name")
     return lines
 
 

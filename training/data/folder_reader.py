@@ -511,7 +511,7 @@ class _FolderReader:
         return tuple(controls)
 
     def _worse(self, path: Path, size: tuple[int, int], sha256: str) -> ControlPicture | None:
-        """The worse picture of an image of that size; None without one. Raises ValueError when the two are no pair."""
+        """The worse picture of an image of that size; None without one. ValueError when they are not a pair."""
         file = self._pairs.worse.get(path)
         if file is None:
             return None
@@ -572,7 +572,7 @@ class _FolderReader:
             return None
         if not is_text(words):
             self.counts.add_notes(
-                [f"'{printable(words)}' of a folder's name is no caption, as it is not UTF-8: rename the folder"]
+                [f"'{printable(words)}' of a folder's name is not a caption, as it is not UTF-8: rename the folder"]
             )
             return None
         self.counts.class_words.add(path.relative_to(self.folder).as_posix())

@@ -272,7 +272,7 @@ class FolderSettings:
         "maximum bucket side",
         0,
         "No side of a bucket is longer, in pixels: kohya's max_bucket_reso. Set 2048 for long panoramas at resolution"
-        " 1024. 0 is no limit.",
+        " 1024. 0 means no limit.",
         low=0,
         high=LONGEST_SIDE,
         step=8,

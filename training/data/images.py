@@ -218,7 +218,7 @@ def lay_over_white(image: Image.Image) -> tuple[Image.Image, Image.Image | None]
 
 def open_header(path: Path) -> tuple[tuple[int, int], bool]:
     """((width, height) as `open_image` turns it, whether it has transparency) from the file's first bytes: its pixels
-    are not read, so damage further down is not seen. Raises ValueError when it is no picture.
+    are not read, so damage further down is not seen. Raises ValueError when it is not a picture.
     """
     from ...storage.pictures import open_picture, upright_size
 

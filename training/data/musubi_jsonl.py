@@ -110,12 +110,12 @@ def _check_kind(path: Path, key: str) -> None:
         if path.is_dir() and not clip_files.is_frame_folder(path.name):
             raise ValueError(f"the folder {path.name} holds the frames of a clip: name it {path.name}.frames")
         if not (is_picture or path.is_dir() or clip_files.is_video(path.name)):
-            raise ValueError(f"{key} {path.name} is no clip that Graft reads")
+            raise ValueError(f"{key} {path.name} is not a clip that Graft reads")
     elif not is_picture:
         remedy = ""
         if key == "control_path":
             remedy = "; control clips go through Samples, with the model's own nodes"
-        raise ValueError(f"{key} {path.name} is no picture that Graft reads{remedy}")
+        raise ValueError(f"{key} {path.name} is not a picture that Graft reads{remedy}")
 
 
 def folder_of(listed: Sequence[ListedPicture]) -> Path:

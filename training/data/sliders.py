@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ...storage.digest import sha256_of_json
+from ..objective.guidance import PLAIN
 from ..objective.settings import ObjectiveSettings
 from ..objective.slider import SliderSettings
 from ..objective.timesteps import NO_EXPERT
@@ -182,6 +183,15 @@ def check(dataset: Dataset, adapter: AdapterSettings, words: bool, objective: Ob
         )
     if objective.ip_noise and dataset.slider.takes_prompts:
         errors.append("input perturbation is above 0 in Objective Settings, which is for pictures: set it to 0")
+    if objective.target != PLAIN:
+        errors.append(
+            f"training target is {objective.target} in Objective Settings, and a slider has its own: set it to {PLAIN}"
+        )
+    if objective.noise_candidates > 1:
+        errors.append(
+            "noise candidates is above 1 in Objective Settings, and both ends of a slider learn from the same noise:"
+            " set it to 1"
+        )
     if errors:
         raise ValueError(f"Slider is connected, and {'; '.join(errors)}.")
 

@@ -34,7 +34,7 @@ class CaptionRules:
 
     The first `keep` tags never move or drop out. `shuffle` is the chance that the tags are shuffled, `dropout` the
     chance that a tag is dropped. `left_out` tags are removed; `replacements` work inside each tag, in order.
-    `max_length` counts characters, 0 is no limit. `lists` are the word lists that `__name__` stands for with
+    `max_length` counts characters, 0 means no limit. `lists` are the word lists that `__name__` stands for with
     `wildcards`. Tags before `keep_separator` in a text, and after a second one, never move or drop out; where none
     do anyway, it is part of the text, as kohya's. `trigger` takes the place of `[trigger]`, or stands in front of a
     text without the word (AI-Toolkit's `trigger_word`); `prefix` and `suffix` stand around it all.

@@ -207,8 +207,8 @@ def check(state: TrainState, group: SingleProcess) -> None:
     errors = []
     if optimizer.accumulation % group.size:
         errors.append(
-            f"gradient accumulation {optimizer.accumulation} is no multiple of {group.size} ranks, which must all run"
-            " the same passes"
+            f"gradient accumulation {optimizer.accumulation} is not a multiple of {group.size} ranks, which must all"
+            " run the same passes"
         )
     if optimizer.offload in ("activations", "layers"):
         errors.append(

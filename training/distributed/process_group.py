@@ -267,7 +267,7 @@ class ProcessGroup(SingleProcess):
         lines = [f"{self.size} ranks{sharding}, {parts} micro-batches a step, {rounds} one after another{sends}"]
         if idle:
             lines.append(
-                f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is no multiple of"
+                f"{idle} of {self.size} ranks are idle in the last round of a step: {parts} is not a multiple of"
                 f" {self.size}"
             )
         return lines

@@ -62,6 +62,6 @@ def use_normal_tensors(module: nn.Module, trained: Mapping[str, Tensor] | None =
         return None
 
     with open_entry(module, "normal tensors") as stack:
-        every_slot = slots(module.modules(), attributes=True)  # ACE-Step keeps positions that are no buffer
+        every_slot = slots(module.modules(), attributes=True)  # ACE-Step keeps positions that are not a buffer
         stack.enter_context(swap_all(every_slot, normal))
         yield

@@ -1,8 +1,8 @@
 """Noise that training adds to latents, and the levels it is added at.
 
 Sources: offset noise (crosslabs.org), pyramid noise (Whitaker 2023, "Multi-Resolution Noise for Diffusion Model
-Training", which EveryDream2 has, and kohya's form of it), input perturbation (Ning 2023, arXiv 2301.11706), zero
-terminal SNR (Lin 2023, arXiv 2305.08891).
+Training", which EveryDream2 has, and kohya's form of it), input perturbation (Ning 2023, arXiv 2301.11706), nearest
+noise (Li 2024, arXiv 2406.12303), zero terminal SNR (Lin 2023, arXiv 2305.08891).
 """
 
 from __future__ import annotations
@@ -78,6 +78,25 @@ def _pyramid(noise: Tensor, discount: float, generator: torch.Generator, kind: s
         if 1 in size:
             break
     return noise / noise.std()
+
+
+def nearest(latents: Tensor, noise: Tensor, other: Tensor) -> Tensor:
+    """The nearer one of two noises for each image, by mean square: where images get noise that is near to them, their
+    paths cross less (Immiscible Diffusion, Li 2024, arXiv 2406.12303). Each image chooses among its own draws, as in
+    ostris/ai-toolkit (`get_optimal_noise` in jobs/process/BaseSDTrainProcess.py); the paper assigns the noises of a
+    batch to its images.
+
+    Args:
+        latents: the images (B, C, …).
+        noise: an earlier draw (B, C, …), which stays where the other one is no nearer.
+        other: the next draw (B, C, …).
+
+    Returns:
+        Noise of the same shape.
+    """
+    distances = [(latents - one).square().flatten(1).mean(1) for one in (noise, other)]
+    is_nearer = (distances[1] < distances[0]).view(-1, *[1] * (latents.ndim - 1))
+    return torch.where(is_nearer, other, noise)
 
 
 def perturbation(prediction: str, sigma: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
+from .guidance import CFG_AUGMENTED, PLAIN, TARGETS
 from .loss_kinds import LOSSES, PREFERENCE
 from .noise import LAST_SIGNAL, PYRAMIDS
 from .timesteps import EXPERTS, NO_EXPERT, TIMESTEPS
@@ -26,7 +27,8 @@ class ObjectiveSettings:
     Without `model_shift` what is drawn are the noise levels of a flow model. An `expert` of a pair gets only the noise
     levels on its side of `boundary`; 0 stands for the model's own (`experts.with_own_boundary`). `both` becomes one
     setting for each of them (`experts.of_pair`). `beta` is that of loss dpo (`preference`). With `sigma_bounds`
-    minimum and maximum timestep are noise levels of a flow model, whatever its shift.
+    minimum and maximum timestep are noise levels of a flow model, whatever its shift. `target_scale` is that of a
+    training target (`guidance`).
     """
 
     loss: str = setting(
@@ -329,9 +331,51 @@ class ObjectiveSettings:
         advanced=True,
         everydream2=("pyramid_noise_like", "`everydream2`"),
     )
+    target: str = setting(
+        "training target",
+        PLAIN,
+        "For models that were distilled to sample without CFG, such as Flux.2 Klein, Z-Image Turbo and MiniMax H3."
+        " cfg-augmented keeps the guidance that is in the model, with one more forward pass. differential moves the"
+        " target further away from what the model predicts. plain is for all others.",
+        choices=TARGETS,
+        advanced=True,
+        ai_toolkit=(
+            "train.do_differential_guidance, train.do_guidance_loss",
+            "`differential`; `cfg-augmented`, which goes the same way, with a smaller loss (1/scale²)",
+        ),
+    )
+    target_scale: float = setting(
+        "target scale",
+        3.0,
+        "For training target: how far differential moves the target, or the CFG that a distilled model stands for."
+        " AI-Toolkit sets 3 and diffusion-pipe 4. Lower it if images look burnt.",
+        low=1.0,
+        high=100.0,
+        step=0.5,
+        advanced=True,
+        ai_toolkit=(
+            "train.differential_guidance_scale, train.guidance_loss_target",
+            "with training target `differential` or `cfg-augmented`",
+        ),
+    )
+    noise_candidates: int = setting(
+        "noise candidates",
+        1,
+        "Draws so many noises for each image and keeps the one nearest to it (immiscible diffusion). Try 4 to 16 to"
+        " learn in fewer steps; 1 is off.",
+        low=1,
+        high=256,
+        advanced=True,
+        ai_toolkit="train.optimal_noise_pairing_samples",
+    )
 
     def __post_init__(self) -> None:
         check_values(self, "Objective Settings", _exclusions, _wrong_timesteps, _wrong_expert)
+
+    @property
+    def needs_empty_prompt(self) -> bool:
+        """Whether the model is also asked for what it makes of the empty prompt."""
+        return self.target == CFG_AUGMENTED
 
     @property
     def compares_pairs(self) -> bool:
@@ -358,6 +402,16 @@ def _exclusions(settings: ObjectiveSettings) -> list[str]:
     if settings.compares_pairs and settings.prior != "none":
         errors.append(
             f"loss function {settings.loss} holds on to the model as it was already: set prior preservation to none"
+        )
+    if settings.compares_pairs and settings.target != PLAIN:
+        errors.append(
+            f"loss function {settings.loss} compares pairs, and training target {settings.target} is for one picture:"
+            f" set it to {PLAIN}"
+        )
+    if settings.compares_pairs and settings.noise_candidates > 1:
+        errors.append(
+            f"loss function {settings.loss} gives both pictures of a pair the same noise, which is near to one of them"
+            " at most: set noise candidates to 1"
         )
     return errors
 

@@ -253,8 +253,8 @@ def _prompt_errors(settings: SliderSettings) -> Iterator[str]:
     ):
         if positive == negative:
             yield (
-                f"line {line} of positive and negative prompt is the same ({positive!r}), which is no direction: write"
-                " what strength -1 gives as negative prompt"
+                f"line {line} of positive and negative prompt is the same ({positive!r}), which is not a direction:"
+                " write what strength -1 gives as negative prompt"
             )
     if count * max(1, len(settings.keep)) > MOST_SETS:
         yield f"{count} lines with {len(settings.keep)} words to keep are more than {MOST_SETS} sets of prompts"

@@ -51,7 +51,7 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     Args:
         settings: the optimizer's name, learning rate, weight decay and options.
         groups: torch's parameter groups: `params` and any further entries.
-        part: which optimizer is wanted if the record has several (muon: what is no matrix has another one).
+        part: which optimizer is wanted if the record has several (muon: what is not a matrix has another one).
 
     Raises:
         ValueError: saying what to install where the package is not there.

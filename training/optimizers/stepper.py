@@ -143,7 +143,7 @@ class OptimizerStepper:
 
     def _part_of(self, name: str, tensor: Tensor) -> str:
         if is_word(name):
-            return self.record.part_of(tensor[0])  # vectors one below the other are no matrix
+            return self.record.part_of(tensor[0])  # vectors one below the other are not a matrix
         return self.record.part_of(tensor)
 
     def _split(self, names: Sequence[str]) -> list[list[str]]:

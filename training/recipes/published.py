@@ -124,7 +124,9 @@ PUBLISHED: Registry[PublishedRecipe] = Registry(
             timesteps=Figure(Timesteps("shift", 2.0), _MUSUBI.format("zimage")),
             note=(
                 "Z-Image-Turbo is distilled and loses its few steps while it trains. Connect AI-Toolkit's training"
-                " adapter to training-only LoRA of Start Training, as the template for Z-Image Turbo does"
+                " adapter to training-only LoRA of Start Training, as the template for Z-Image Turbo does. Without"
+                " that file, put Objective Settings with training target cfg-augmented behind this recipe, which keeps"
+                " the guidance alone"
             ),
         ),
         PublishedRecipe(

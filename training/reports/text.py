@@ -18,6 +18,7 @@ from ..objective.timesteps import NO_EXPERT, describe_levels, tokens_of
 from ..optimizers.checks import remarks
 from ..optimizers.learning_rate_schedule import peak_rate
 from ..optimizers.settings import OptimizerSettings
+from ..run import epoch_settings
 from ..run.call import Outcome
 from ..state import TrainState
 from ..store.store import DiskUse
@@ -286,6 +287,7 @@ def step(
     state = outcome.state
     losses = state.history.loss[before.step :]
     lines = [f"run {state.run!r}: step {before.step} to {state.step}, {outcome.trained} trained now"]
+    lines += epoch_settings.report(state, len(before.taken))
     lines += [*outcome.notes, *remarks(state.settings.optimizer), *objective_remarks(state.settings.objective)]
     if outcome.trained and outcome.seconds:
         lines.append(f"{outcome.seconds / outcome.trained:.3f} s per step, {outcome.seconds:.1f} s in total")

@@ -24,20 +24,28 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class BatchSchedule:
-    """Decides which images each step of a run sees: `parts` micro-batches per step, `dropout` is the objective's."""
+    """Decides which images each step of a run sees: `parts` micro-batches per step, `dropout` is the objective's.
+    `with_empty`: batches have conditionings of the empty prompt too.
+    """
 
     dataset: Dataset
     batch_size: int
     parts: int
     dropout: float
     seed: int
+    with_empty: bool = False
 
     @classmethod
     def from_state(cls, state: TrainState, dataset: Dataset) -> BatchSchedule:
         """The schedule of a run from a state on, with its settings."""
         optimizer, objective = state.settings.optimizer, state.settings.objective
         return cls(
-            dataset, optimizer.batch_size, optimizer.accumulation, objective.conditioning_dropout, state.start.seed
+            dataset,
+            optimizer.batch_size,
+            optimizer.accumulation,
+            objective.conditioning_dropout,
+            state.start.seed,
+            objective.needs_empty_prompt,
         )
 
     def pictures_of(self, step: int, part: int) -> list[BatchItem]:
@@ -54,7 +62,7 @@ class BatchSchedule:
 
     def batches(self, step: int, part: int) -> list[Batch]:
         """The batches of that micro-batch, grouped by image size."""
-        return make_batches(*self._place(step, part))
+        return make_batches(*self._place(step, part), with_empty=self.with_empty)
 
     def _place(self, step: int, part: int) -> tuple[Dataset, int, float, int, int, int, str]:
         return self.dataset, self.batch_size, self.dropout, self.seed, step, step * self.parts + part, f"part {part}"
@@ -95,6 +103,8 @@ class BatchSchedule:
                 for item in self.pictures_of(step, part):
                     if item.crop.brought is None:
                         needed[item.dataset].add(item.prompt)
+                        if self.with_empty:
+                            needed[item.dataset].add(item.crop.prompt("", item.flipped))
         return needed
 
     def prepare(self, first: int, steps: int, done: Callable[[int, int], object] = lambda done, total: None) -> int:
@@ -178,7 +188,7 @@ class BatchLoader:
         ):
             key = number // len(self._parts), self._parts[number % len(self._parts)]
             if key not in self._coming:
-                self._coming[key] = self._threads.submit(_make_batches, self.schedule.pictures_of(*key))
+                self._coming[key] = self._threads.submit(self._collate, self.schedule.pictures_of(*key))
         for key in [key for key in self._coming if key < (step, part)]:
             self._coming.pop(key).cancel()
         try:
@@ -192,7 +202,6 @@ class BatchLoader:
             self._threads.shutdown(wait=True, cancel_futures=True)
         self._coming.clear()
 
-
-def _make_batches(pictures: list[BatchItem]) -> list[Batch]:
-    with read_ahead():
-        return [collate(group) for group in group_by_size(pictures)]
+    def _collate(self, pictures: list[BatchItem]) -> list[Batch]:
+        with read_ahead():
+            return [collate(group, self.schedule.with_empty) for group in group_by_size(pictures)]

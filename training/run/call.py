@@ -191,6 +191,8 @@ class Call:
         if self.at.step == self.until:
             resumed = GROUPS
         self.at = _send_to_every_rank(self.group, self.state, self.at, resumed)
+        if self.callbacks.epoch_settings is not None:
+            self.dataset = self.callbacks.epoch_settings.go_on(self.at, self.dataset, len(self.state.taken))
         self._first_step = self._saved_step = self.at.step
         self.is_stored = self.at.step == self.until and self._snapshot is None
 
@@ -199,10 +201,16 @@ class Call:
         started = time.perf_counter()
         if step > self.at.step or is_something_due(self.at, self.dataset, self.callbacks):
             goal = self._train_piece(step)
-            while self.at.step == goal < step:
-                self.save_snapshot_if_due()
+            while self.at.step < step and (self.at.step == goal or self._is_paused()):
+                if self.at.step == goal:
+                    self.save_snapshot_if_due()
                 goal = self._train_piece(step)
         self._seconds += time.perf_counter() - started
+
+    def _is_paused(self) -> bool:
+        """Whether training ended at this step only to take other settings."""
+        taken, should_stop = self.callbacks.epoch_settings, self.callbacks.should_stop
+        return taken is not None and taken.paused_at == self.at.step and not (should_stop is not None and should_stop())
 
     def _train_piece(self, step: int) -> int:
         """Train toward a step as far as everything is prepared; returns how far that is."""
@@ -341,9 +349,27 @@ class Call:
         with self.group.raise_together():
             if self._saving is None:
                 self._saving = self._begin_training()
+            self._take_settings(self._saving)
             if self._ready_until <= self.at.step < self.until:
                 self._get_ready()
         return self._saving
+
+    def _take_settings(self, saving: Callbacks) -> None:
+        """Where an epoch begins: go on with what the file of settings says, if it says something new. A snapshot keeps
+        it, so that a run that breaks off after this step goes on with the same.
+        """
+        taken = self.callbacks.epoch_settings
+        if taken is None or self.at.step == self.until:
+            return
+        before = self.at
+        self.at, self.dataset = taken.take(before, self.dataset)
+        for note in taken.notes:
+            self._note_once(note)
+        if self.at is before:
+            return
+        self._ready_until = self.at.step
+        if self.at.step > self.state.step and saving.save_snapshot is not None:
+            saving.save_snapshot(self.at)
 
     def _get_ready(self) -> None:
         """Prepare the next steps: all that are left, or a piece of them where each step needs something of its own."""

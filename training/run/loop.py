@@ -23,6 +23,7 @@ from ..objective.denoiser import Denoiser
 from ..state import TrainState
 from ..tasks.registry import task_of
 from . import out_of_memory
+from .epoch_settings import EpochSettings
 from .step import Diverged, advance_
 from .validation import measure
 from .workspace import HeldOutLoss, StepResult, Workspace
@@ -69,6 +70,8 @@ class Callbacks:
     `take_wish("sample")` are asked after every step, unless it is None: True saves the state with `save_asked`, or runs
     `preview`, at this step too. `save_memory(state, words)` says that memory ran out, and that training goes on from
     `state` with the saving that `words` name; unless it is None, memory is saved so (`memory_savings.save_more`).
+    `epoch_settings` is asked after every step whether training ends there, as it does to take other settings from a
+    file.
     """
 
     on_step: Callable[[int, StepResult, HeldOutLoss | None], None] | None = None
@@ -84,6 +87,7 @@ class Callbacks:
     take_wish: Callable[[str], bool] | None = None
     save_asked: Callable[[TrainState], None] | None = None
     save_memory: Callable[[TrainState, str], None] | None = None
+    epoch_settings: EpochSettings | None = None
     validate_every: int = 0
     snapshot_every: int = 0
     keep_every: int = 0
@@ -145,7 +149,7 @@ def train(
                     callbacks.note(pinned.note)
             except Diverged as error:
                 raise _stop_diverged(work, error, callbacks) from error
-            except BaseException as error:  # an interruption is no Exception everywhere; it is raised again below
+            except BaseException as error:  # an interruption is not an Exception everywhere; it is raised again below
                 _tell_other_ranks(work, error, until)
                 stopped = _save_after_error(work, error, callbacks)
                 if stopped is not None:
@@ -299,6 +303,8 @@ def _train_until(work: Workspace, until: int, callbacks: Callbacks) -> None:
             validation = _validate(work, callbacks)
         _save_averages(work, callbacks)
         stopping = work.group.agree_to_stop(callbacks.should_stop is not None and callbacks.should_stop())
+        if callbacks.epoch_settings is not None and work.step < until:
+            stopping = callbacks.epoch_settings.pauses(work.step) or stopping
         is_late = bool(callbacks.snapshot_minutes and time.monotonic() - saved_at >= 60 * callbacks.snapshot_minutes)
         if work.placement.is_sharded:
             is_late = work.group.broadcast_flag(is_late)  # the first rank's clock counts

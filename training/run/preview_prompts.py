@@ -170,7 +170,7 @@ def notes(prompts: Sequence[PromptLine], trigger: str) -> list[str]:
     ]
     if with_word and not trigger:
         lines.append(
-            f"{_named(with_word)}: [trigger] is no word, as no Dataset has a trigger in its filters; write the word"
+            f"{_named(with_word)}: [trigger] is not a word, as no Dataset has a trigger in its filters; write the word"
             " itself"
         )
     return lines

@@ -181,7 +181,7 @@ class Workspace:
         return self.set_purpose("")
 
     def begin_moving(self) -> None:
-        """From here on until `finish_step` the tensors are no state."""
+        """From here on until `finish_step` the tensors are not a state."""
         self.is_consistent = False
         for shadow in self.shadows:
             shadow.protect()

@@ -54,7 +54,7 @@ def describe_state(root: str | Path, run: str, key: str, until: int = 0) -> dict
 
     `key` is a state's key, or that of the state that a snapshot is on the way to; "latest" is the furthest state of the
     run. When no state has the key, it is the furthest on the way there, to step `until`: where training was stopped.
-    Raises ValueError for what is no name or key, FileNotFoundError when it is not stored, Damaged when it cannot
+    Raises ValueError for what is not a name or key, FileNotFoundError when it is not stored, Damaged when it cannot
     be read.
     """
     store = Store(root, run)

@@ -221,6 +221,7 @@ def _before_first_step(
         Settings(
             _rebuild(OptimizerSettings, settings["optimizer"], folder),
             _rebuild(ObjectiveSettings, settings["objective"], folder),
+            record.get("clip_skip"),
         ),
         {},
         run=record.get("run", name),

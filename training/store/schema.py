@@ -120,7 +120,10 @@ _FORM: dict[str, Check] = {
     "kind": _text,
     "tensors": _tensors,
 }
-_OPTIONAL: dict[str, Check] = {  # of a saved state
+_OPTIONAL: dict[str, Check] = {
+    "taken": _list_of(_pair(_count, _map_of(lambda value: _text(value) or _number(value)))),
+    "clip_skip": _count,
+    # of a saved state
     "run": _text,
     "notes": _map_of(_text),
     "open_schedule": _flag,

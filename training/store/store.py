@@ -26,7 +26,7 @@ from ...storage.digest import sha256, sha256_of_file, sha256_of_json
 from ...storage.disk_errors import explain_disk_errors
 from ...storage.file_list import files_below, names_in
 from ...storage.safetensors import load_safetensors, write_safetensors
-from ..state import History, RunCost, TrainState, advance_position, position_at, state_key
+from ..state import History, RunCost, TrainState, advance_position, follow, position_at, state_key
 from . import disk_quota, rank_files
 from .names import check_run_name
 from .schema import block_of_history, problem
@@ -291,9 +291,14 @@ class Store:
             except Damaged as error:
                 problems.append(str(error))
                 continue
-            if stored.key == _key_after(state, step):
+            try:
+                way = follow(state, stored.taken, step)
+            except ValueError as error:
+                problems.append(f"{folder / 'state.json'}: it took settings that cannot be used: {error}")
+                continue
+            if way is not None and stored.key == way[0]:
                 disk_quota.touch(folder)
-                return StoredState(stored, folder, partial, recorded), problems
+                return StoredState(replace(stored, settings=way[1]), folder, partial, recorded), problems
         return None, problems
 
     def _on_the_way(self, state: TrainState, steps: int, problems: list[str]) -> list[tuple[int, bool, Path]]:
@@ -429,6 +434,7 @@ def restore(like: TrainState, record: dict[str, Any], tensors: Mapping[str, Tens
         position=tuple((settings, steps) for settings, steps in record["position"]),
         history=history,
         cost=RunCost(float(cost["seconds"]), int(cost["memory"])),
+        taken=tuple((step, values) for step, values in record.get("taken", [])),
     )
 
 
@@ -476,7 +482,7 @@ def history_of(recorded: dict[str, Any], folder: Path) -> History:
         except (ValueError, RecursionError) as error:
             raise Damaged(f"{path}: is not JSON ({error})") from error
         if not block_of_history(parts[-1]):
-            raise Damaged(f"{path}: is no block of history")
+            raise Damaged(f"{path}: is not a block of history")
     parts.append(recorded)
     loss, rate, norm = (tuple(value for part in parts for value in part[name]) for name in ("loss", "rate", "norm"))
     validation = tuple((step, value) for part in parts for step, value in part["validation"])
@@ -497,7 +503,13 @@ def check_file(path: Path, expected: str) -> None:
 
 def record_of(state: TrainState, made_with: Mapping[str, str]) -> dict[str, Any]:
     """The entries of a state.json, except its history and files."""
+    optional: dict[str, Any] = {}
+    if state.taken:
+        optional["taken"] = [[step, dict(values)] for step, values in state.taken]
+    if state.settings.clip_skip is not None:
+        optional["clip_skip"] = state.settings.clip_skip
     return {
+        **optional,
         "format": FORMAT,
         "key": state.key,
         "start": state.start.digest,

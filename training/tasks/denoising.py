@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -12,12 +13,14 @@ from ...patches.token_downsampling.unet import TRAINING
 from ...patches.token_routing.route import ROUTING
 from ..data.batches import Batch, BatchItem, collate
 from ..data.dataset import Dataset
+from ..data.listing import first_names
 from ..distributed import fsdp
 from ..distributed.process_group import SingleProcess
 from ..memory.offload import to_device
 from ..memory.quantized_base import base as quantized_base
 from ..objective import experts
 from ..objective.denoiser import Denoiser
+from ..objective.guidance import CFG_AUGMENTED, DIFFERENTIAL, move_target, remove_guidance
 from ..objective.loss import losses
 from ..objective.noise import LAST_SIGNAL, perturbation
 from ..objective.settings import check_for
@@ -73,6 +76,8 @@ class DenoisingTask(TrainingTask):
                 f"Objective Settings: prior preservation {objective.prior} needs a regularization dataset: connect one"
                 " to Dataset."
             )
+        if objective.needs_empty_prompt:
+            _check_empty_prompt(dataset)
         if objective.zero_terminal_snr and _ends_with_signal(denoiser):
             raise ValueError(
                 "Objective Settings: zero terminal SNR is on, and the model's noise levels end with signal: rescale"
@@ -80,13 +85,26 @@ class DenoisingTask(TrainingTask):
             )
 
     def losses(self, context: TrainingContext, batch: Batch, draws: Draws) -> Tensor:
-        """Weighted errors (B,) of the model's prediction. With output preservation, regularization images learn what
-        the model predicts without the trained tensors.
+        """Weighted errors (B,) of the model's prediction, compared as the training target says. With output
+        preservation, regularization images learn what the model predicts without the trained tensors, and nothing else.
         """
         x, target, drawn = self.add_noise(context, batch, draws)
+        held = None
         if self.objective.prior == "output-preservation" and batch.is_regularization.any():
-            target = _base_predictions(context, batch, x, drawn.sigma, target, draws.options)
-        return errors(context, batch, x, target, drawn.sigma, draws.options)
+            held = _base_predictions(context, batch, x, drawn.sigma, target, draws.options)
+        without = None
+        if self.objective.target == CFG_AUGMENTED:
+            without = _without_caption(context, batch, x, drawn.sigma, draws.options)
+        denoised = predict(context, batch, x, drawn.sigma, draws.options)
+        compared = denoised
+        if without is not None:
+            compared = remove_guidance(denoised, without, self.objective.target_scale)
+        elif self.objective.target == DIFFERENTIAL:
+            target = move_target(denoised, target, self.objective.target_scale)
+        if held is not None:
+            rows = to_device(batch.is_regularization, x.device).view(-1, *[1] * (x.ndim - 1))
+            compared, target = torch.where(rows, denoised, compared), torch.where(rows, held, target)
+        return measure_errors(context, batch, compared, target, drawn.sigma)
 
     def add_noise(self, context: TrainingContext, batch: Batch, draws: Draws) -> tuple[Tensor, Tensor, NoiseDraw]:
         """(what the network sees, the latents that it should denoise to, what was drawn) for a batch at the adapter's
@@ -98,7 +116,8 @@ class DenoisingTask(TrainingTask):
 
     def held_out(self, context: TrainingContext, item: BatchItem, draws: Draws) -> Measures:
         """The losses of a held-out picture at NOISE_LEVELS noise levels."""
-        return Measures(self.losses(context, collate([item] * NOISE_LEVELS), draws))
+        items = [item] * NOISE_LEVELS
+        return Measures(self.losses(context, collate(items, self.objective.needs_empty_prompt), draws))
 
     def saves_memory(self, state: TrainState) -> list[str]:
         """Offload, a LoRA or a smaller one, and fewer tokens."""
@@ -161,11 +180,14 @@ def errors(
     Returns:
         Errors (B,).
     """
-    denoiser = context.denoiser
-    with autocast(context.start_state.settings.optimizer, denoiser):
+    return measure_errors(context, batch, predict(context, batch, x, sigma, options), target, sigma)
+
+
+def predict(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> Tensor:
+    """The denoised latents of the model as it is now, for the captions of a batch; `errors` has the same arguments."""
+    with autocast(context.start_state.settings.optimizer, context.denoiser):
         conditionings = context.encode(batch.captions, batch.conditionings)
-        denoised = denoiser.denoise(x, sigma, conditionings, options)
-    return measure_errors(context, batch, denoised, target, sigma)
+        return context.denoiser.denoise(x, sigma, conditionings, options)
 
 
 def measure_errors(context: TrainingContext, batch: Batch, denoised: Tensor, target: Tensor, sigma: Tensor) -> Tensor:
@@ -207,6 +229,13 @@ def _base_predictions(
     with context.switch_off_trained(), autocast(context.start_state.settings.optimizer, context.denoiser):
         base = context.denoiser.denoise(x[rows], sigma[rows], conditionings, options)
     return target.index_copy(0, rows, base.to(target))
+
+
+@torch.no_grad()
+def _without_caption(context: TrainingContext, batch: Batch, x: Tensor, sigma: Tensor, options: Options) -> Tensor:
+    """The denoised latents of the model as it is now, for the empty prompt."""
+    nothing = replace(batch, captions=("",) * len(batch.captions), conditionings=batch.empty)
+    return predict(context, nothing, x, sigma, switch_off_routing(options))
 
 
 def _ends_with_signal(denoiser: Denoiser) -> bool:
@@ -262,6 +291,20 @@ def _check_compile(denoiser: Denoiser, group: SingleProcess) -> None:
             " start without --shard."
         )
     check_compiler(denoiser.device)
+
+
+def _check_empty_prompt(dataset: Dataset) -> None:
+    """Raise ValueError where a sample brings its conditioning and none for the empty prompt."""
+    images = dataset.images + dataset.held_out
+    if dataset.regularization is not None:
+        images += dataset.regularization.images
+    lacking = [image.name for image in images if image.brought is not None and image.brought.empty is None]
+    if lacking:
+        raise ValueError(
+            f"Objective Settings: training target {CFG_AUGMENTED} compares with the empty prompt, which {len(lacking)}"
+            f" of {len(images)} samples lack: {first_names(lacking)}. Connect CLIP, or an empty conditioning, to"
+            " Samples."
+        )
 
 
 def _check_captions(state: TrainState, denoiser: Denoiser, dataset: Dataset) -> None:

@@ -12,7 +12,7 @@ from ...patches.token_downsampling.unet import EVALUATING
 from ..data.parts import Parts
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
-from ..objective.noise import noise_like
+from ..objective.noise import nearest, noise_like
 from ..objective.settings import ObjectiveSettings
 from ..objective.timesteps import NO_EXPERT, draw_expert_levels, draw_timesteps, expert_levels_at, levels_at, tokens_of
 from ..random_draws import generator as seeded_generator
@@ -47,10 +47,9 @@ class Draws:
         """Noise levels and noise for clean latents (B, C, …, h, w), by the objective's settings."""
         shape = parts[0] if parts else clean.shape[1:]
         sigma = self._levels(objective, denoiser, len(clean), tokens_of(shape))
-        noise = noise_like(
-            clean, objective.offset_noise, objective.pyramid_noise, self.generator, parts, objective.pyramid_kind
-        )
-        noise = to_device(noise, clean.device)
+        noise = self._noise(objective, clean, parts)
+        for _ in range(1, objective.noise_candidates):
+            noise = nearest(clean, noise, self._noise(objective, clean, parts))
         if not objective.ip_noise:
             return NoiseDraw(sigma, noise)
         return NoiseDraw(sigma, noise, objective.ip_noise * self._normal(clean))
@@ -62,6 +61,10 @@ class Draws:
             return to_device(draw_expert_levels(objective, count, self.generator, tokens, denoiser.sigma), device)
         drawn = to_device(draw_timesteps(objective, count, self.generator, tokens, denoiser.sigma), device)
         return levels_at(objective, drawn, denoiser.sigma)
+
+    def _noise(self, objective: ObjectiveSettings, clean: Tensor, parts: Parts) -> Tensor:
+        strengths = objective.offset_noise, objective.pyramid_noise
+        return to_device(noise_like(clean, *strengths, self.generator, parts, objective.pyramid_kind), clean.device)
 
     def _normal(self, clean: Tensor) -> Tensor:
         return to_device(torch.randn(clean.shape, generator=self.generator), clean.device)

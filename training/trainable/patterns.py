@@ -62,7 +62,7 @@ def parse_patterns(text: str) -> Patterns:
         try:
             compile_regex(pattern)
         except re.error as error:
-            errors.append(f"{pattern!r} is no regular expression: {error}")
+            errors.append(f"{pattern!r} is not a regular expression: {error}")
     if errors:
         raise ValueError("layer filter: " + "; ".join(errors))
     return Patterns(tuple(reader.keep), tuple(reader.drop), tuple(reader.sizes))

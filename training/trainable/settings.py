@@ -41,8 +41,8 @@ class AdapterSettings:
     blocks (or their number, whichever is larger). `alpha` 0 is the rank. `min_rank` and `rank_exponent` are T-LoRA's:
     how many ranks work on noise alone (0 is half of them), and how their number grows as noise goes. `base_weights`
     other than as loaded: the frozen linear layers of the model are quantized while training
-    (`training.memory.quantized_base`).
-    `with_sound` is no setting of the node: it is whether the dataset has videos with their sound, so that the layers
+    (`training.memory.quantized_base`). `factor` is LoKr's (0: as square as possible).
+    `with_sound` is not a setting of the node: it is whether the dataset has videos with their sound, so that the layers
     for that are trained too.
     """
 
@@ -190,6 +190,17 @@ class AdapterSettings:
             "NFLOAT_4 is `nf4`, INT_W8A8 `int8`; for INT_8 the nearest is `int8 weight-only`; for FLOAT_8"
             " weight_dtype of Load Diffusion Model",
         ),
+    )
+    factor: int = setting(
+        "LoKr factor",
+        0,
+        "LoKr (lokr) only: a side of the small first matrix, where it divides the layer's (LyCORIS' factor). 4 to 16"
+        " are usual. Lower it to learn more and get a larger file; 0 makes both matrices about as large.",
+        low=0,
+        high=4096,
+        advanced=True,
+        kohya=("factor", "in `--network_args` of `lycoris.kohya`; -1 is 0 here. `full_matrix=True` is rank (dim) 4096"),
+        ai_toolkit=("network.lokr_factor", "-1 is 0 here; `lokr_full_rank` is rank (dim) 4096"),
     )
     initial_digest: str = ""
     initial: Mapping[str, Tensor] | None = field(default=None, repr=False, compare=False)

@@ -25,7 +25,7 @@ _TEXT_FEED_FORWARD = ("mlp", "DenseReluDense")
 @dataclass(frozen=True)
 class AdapterTarget:
     """A module that gets an adapter: its weight is (out, in, *kernel), the change is scaled by alpha / rank, and
-    `rank_mask` says which ranks work at which noise level (None: all).
+    `rank_mask` says which ranks work at which noise level (None: all). `factor` is LoKr's.
     """
 
     path: str
@@ -33,6 +33,7 @@ class AdapterTarget:
     rank: int
     alpha: float
     rank_mask: RankMask | None = None
+    factor: int = 0
 
     @cached_property
     def shape(self) -> tuple[int, ...]:
@@ -92,7 +93,7 @@ def _targets_in(module: nn.Module, settings: AdapterSettings, prefix: str) -> It
     for name, part in module.named_modules():
         path = prefix + name
         if not name.startswith(unread) and _can_train(part, kind) and _is_chosen(path, settings):
-            yield AdapterTarget(path, part, *settings.size_of(path), settings.rank_mask_of(path))
+            yield AdapterTarget(path, part, *settings.size_of(path), settings.rank_mask_of(path), settings.factor)
 
 
 def _can_train(module: nn.Module, kind: TrainableKind) -> bool:

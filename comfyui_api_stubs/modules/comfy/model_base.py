@@ -49,7 +49,7 @@ def model_sampling(model_config, model_type):
 
 
 def convert_tensor(extra, dtype, device):
-    """A conditioning value on the device, floats as dtype; what is no tensor stays as it is."""
+    """A conditioning value on the device, floats as dtype; what is not a tensor stays as it is."""
     if isinstance(extra, list):
         return [convert_tensor(item, dtype, device) for item in extra]
     if not hasattr(extra, "dtype"):

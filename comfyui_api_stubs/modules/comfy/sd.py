@@ -180,8 +180,8 @@ def _known(patcher, path):
     if patcher is None:
         hint = "; its name says it is a LoRA: use a LoRA node" if "lora" in str(path).lower() else ""
         raise RuntimeError(
-            f"{path} is no diffusion model that the embedded host knows (UNets of Stable Diffusion 1.x, 2.x or XL in "
-            f"ComfyUI's key layout){hint}"
+            f"{path} is not a diffusion model that the embedded host knows (UNets of Stable Diffusion 1.x, 2.x or XL"
+            f" in ComfyUI's key layout){hint}"
         )
     return patcher
 

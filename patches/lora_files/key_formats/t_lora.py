@@ -39,7 +39,7 @@ class TLoraWriter:
         for base, group in groups.items():
             missing = sorted(_SUFFIXES.keys() - group.keys())
             if missing:
-                problems.append(f"{base}: it is no T-LoRA ({', '.join(missing)} missing); save with {instead} names")
+                problems.append(f"{base}: it is not a T-LoRA ({', '.join(missing)} missing); save with {instead} names")
             elif _processor(base) is None:
                 problems.append(
                     f"{base}: T-LoRA's authors have names for a UNet's attention layers only; save with {instead} names"

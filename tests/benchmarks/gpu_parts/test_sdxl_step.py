@@ -19,7 +19,7 @@ def test_waits_and_idle_time_of_the_steps_between_the_first_mark_and_the_last():
         event(ENDS, 0, 1),
         event(ENDS, 100, 101),
         event(ENDS, 200, 201),
-        event(ENDS, 100, 101, DeviceType.CUDA),  # the mark as the device sees it is no kernel
+        event(ENDS, 100, 101, DeviceType.CUDA),  # the mark as the device sees it is not a kernel
         event("cudaStreamSynchronize", -5, 0),  # before the first mark
         event("cudaStreamSynchronize", 90, 95),
         event("cudaMemcpy", 110, 111),

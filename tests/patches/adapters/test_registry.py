@@ -30,6 +30,7 @@ class Size:
     rank: int = 2
     alpha: float = 1.5
     rank_mask: RankMask | None = None
+    factor: int = 0
 
 
 class NoDropout:

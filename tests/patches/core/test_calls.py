@@ -246,7 +246,7 @@ def test_pairs_that_must_not_meet_raise_where_the_second_one_comes():
 
 def test_a_layer_that_is_not_there():
     module = Network()
-    with pytest.raises(ValueError, match="adaptor is no layer of calls: expected one of announcement, cast, copies"):
+    with pytest.raises(ValueError, match="adaptor is not a layer of calls: expected one of announcement, cast, copies"):
         around(module, "adaptor", plus(1))
     assert "forward" not in vars(module)
 

@@ -112,7 +112,7 @@ def test_every_mismatch_is_listed_at_once():
         (lambda f: f.pop("diffusion_model.a.lora_up.weight"), "half a pair"),
         (lambda f: f["diffusion_model.b.diff"].fill_(float("nan")), "NaN"),
         (lambda f: f.update({"diffusion_model.a.hada_w1_a": torch.zeros(2, 2)}), "LoHa"),
-        (lambda f: f.update({"strange": torch.zeros(2)}), "strange is no LoRA tensor"),
+        (lambda f: f.update({"strange": torch.zeros(2)}), "strange is not a LoRA tensor"),
         (lambda f: f.update({"diffusion_model.a.lora_down.weight": torch.zeros(4, 11)}), "weights"),
     ],
 )

@@ -103,7 +103,7 @@ def test_a_list_of_61_for_flux():
     ("text", "message"),
     [
         ("1,2", "got 2"),
-        ("X3=1", "X3 is no block"),
+        ("X3=1", "X3 is not a block"),
         ("IN=a", "expected numbers, got 'a'"),
         ("nan" + ",1" * 16, "expected numbers"),
         ("IN=-1000", "expected numbers, got '-1000'"),

@@ -150,7 +150,7 @@ def test_what_cannot_be_merged_is_listed():
     for said in (
         "x: lora_unet_a: LoHa: hada_w1_b is missing",
         "y: z: expected an up and a down matrix",
-        "y: what is no LoRA tensor",
+        "y: what is not a LoRA tensor",
         "x and y name the model's layers differently",
         "x: DoRA (lora_unet_d) changes the weight that it finds: connect model",
         "y: OFT (lora_unet_o) changes the weight that it finds",

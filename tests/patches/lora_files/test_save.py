@@ -138,7 +138,7 @@ def test_text_encoders_keep_the_generic_form():
 
 
 def test_a_models_own_parameter_keeps_the_generic_form():
-    """Of `<name>.weight` ComfyUI knows the kohya name, of a parameter that is no weight of a module it does not."""
+    """Of `<name>.weight` ComfyUI knows the kohya name, of a parameter that is not a weight of a module it does not."""
     own = {
         f"diffusion_model.{name}.diff": torch.ones(1, 6, 8)
         for name in ("blocks.0.modulation", "head.modulation", "x_pad_token")

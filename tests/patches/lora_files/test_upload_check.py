@@ -22,7 +22,7 @@ def test_names_that_some_system_refuses(name):
 def test_a_long_name_and_another_kind_of_file():
     with pytest.raises(ValueError, match="too long"):
         upload_check.check_name("ü" * 130 + ".safetensors")
-    with pytest.raises(ValueError, match=r"'a\.ckpt' is no safetensors file"):
+    with pytest.raises(ValueError, match=r"'a\.ckpt' is not a safetensors file"):
         upload_check.check_name("a.ckpt")
 
 
@@ -44,7 +44,7 @@ def test_a_lora_is_known_by_its_names(tmp_path, keys, is_lora):
     if is_lora:
         upload_check.check_lora(path, "a.safetensors")
         return
-    with pytest.raises(ValueError, match=r"^a.safetensors is no LoRA: none of its"):
+    with pytest.raises(ValueError, match=r"^a.safetensors is not a LoRA: none of its"):
         upload_check.check_lora(path, "a.safetensors")
 
 

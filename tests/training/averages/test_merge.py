@@ -90,7 +90,7 @@ def test_without_steps_the_order_given_holds_and_profiles_that_need_steps_are_re
 
 
 def test_embeddings_in_files_are_left_out_by_name(write):
-    """OneTrainer's bundles are no layers: the files are averaged without them, and the report says so."""
+    """OneTrainer's bundles are not layers: the files are averaged without them, and the report says so."""
     bundle = {"bundle_emb.<hat>.clip_l": torch.ones(2, 4)}
     named = [write("a.safetensors", lora(1) | bundle, ss_steps="1"), write("b.safetensors", lora(2), ss_steps="2")]
     found = sources.sources_of_files(named)

@@ -94,7 +94,7 @@ def test_what_cannot_be_written_leaves_the_file_as_it_was(tmp_path):
     version = read_caption(path, "cp1252").version
     with pytest.raises(ValueError, match="cannot be written in cp1252"):
         write_caption(path, "cp1252", "cat 猫", version)
-    with pytest.raises(ValueError, match="are no caption"):
+    with pytest.raises(ValueError, match="are not a caption"):
         write_caption(path, "utf-8", "x" * 2_000_000, version)
     path.write_bytes(b"\xff\xff\xff")
     with pytest.raises(ValueError, match="not utf-8 text"):

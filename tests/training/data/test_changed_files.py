@@ -1,4 +1,4 @@
-"""Files that change while training: each change said once, at the next look, or the end of it; a touch is no change."""
+"""Files that change while training: each change said once, at the next look or the end; a touch changes nothing."""
 
 import os
 from pathlib import Path

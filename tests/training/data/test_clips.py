@@ -130,7 +130,7 @@ def test_thumbnail_is_the_first_frame(tmp_path):
         assert picture.size == (40, 10)
 
 
-# --- files that are no clips ------------------------------------------------------------------------------------------
+# --- files that are not clips -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["a.mp4", "a.mkv", "a.webm"])

@@ -652,7 +652,11 @@ def test_musubis_jsonl_of_clips(root):
         ("image", {"image_path": "hoge/b.png"}, "line 2: caption is missing"),
         ("image", {"image_path": "hoge/b.png", "caption": 3}, "line 2: caption is 3, expected a text"),
         ("image", {"image_path": "hoge/a.png", "caption": "a"}, "line 2: image_path is in an earlier line too"),
-        ("image", {"image_path": "words.txt", "caption": "a"}, "image_path words.txt is no picture that Graft reads"),
+        (
+            "image",
+            {"image_path": "words.txt", "caption": "a"},
+            "image_path words.txt is not a picture that Graft reads",
+        ),
         ("image", {"image_path_0": "hoge/b.png", "caption": "a"}, "are the layers of Qwen-Image-Layered"),
         ("image", ["hoge/b.png"], "line 2: it is ['hoge/b.png'], expected an object"),
         (
@@ -661,11 +665,11 @@ def test_musubis_jsonl_of_clips(root):
             "line 2: it has 4 control pictures, expected at most 3",
         ),
         ("video", {"video_path": "frames", "caption": "a"}, "frames holds the frames of a clip: name it frames.frames"),
-        ("video", {"video_path": "words.txt", "caption": "a"}, "video_path words.txt is no clip that Graft reads"),
+        ("video", {"video_path": "words.txt", "caption": "a"}, "video_path words.txt is not a clip that Graft reads"),
         (
             "video",
             {"video_path": "other.mkv", "caption": "a", "control_path": "clip.mkv"},
-            "control_path clip.mkv is no picture that Graft reads; control clips go through Samples",
+            "control_path clip.mkv is not a picture that Graft reads; control clips go through Samples",
         ),
     ],
 )

@@ -1049,7 +1049,7 @@ def test_every_ending_of_a_picture_is_read_or_named(tmp_path, ending):
     "text", ["a red circle left", "\u4e00\u4e2a\u7ea2\u8272\u7684\u5706, red", "\u30c6\u30b9\u30c8\n"]
 )
 def test_utf_16_without_its_mark(tmp_path, encoding, text):
-    """Texts without any NUL byte have no such encoding: they are no UTF-8 either, and are named."""
+    """Texts without any NUL byte have no such encoding: they are not UTF-8 either, and are named."""
     _picture(tmp_path / "0.png").with_suffix(".txt").write_bytes(text.encode(encoding))
     assert _captions(_read(tmp_path)) == {"0.png": text.strip()}
 
@@ -1081,7 +1081,7 @@ def test_names_that_are_not_utf_8(tmp_path):
     _bytes_name(tmp_path, "10_x", b"10_" + sjis)
     for listing in (_read(tmp_path), glance_at_folder(tmp_path, FolderSettings(**SMALL), 10, 60.0).listing):
         assert len(listing.entries) == 3 and not any(entry.caption.plain for entry in listing.entries)
-        assert any("of a folder's name is no caption, as it is not UTF-8" in note for note in listing.notes)
+        assert any("of a folder's name is not a caption, as it is not UTF-8" in note for note in listing.notes)
         data = editor_data(listing, "")
         json.dumps(data, ensure_ascii=False).encode()
         assert {row["name"] for row in data["pictures"]} == {

@@ -51,7 +51,7 @@ FULL = AdapterSettings(kind="full")
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"accumulation": 3}, "gradient accumulation 3 is no multiple of 2 ranks"),
+        ({"accumulation": 3}, "gradient accumulation 3 is not a multiple of 2 ranks"),
         ({"offload": "layers"}, "offload to CPU memory is layers"),
         ({"offload": "activations"}, "offload to CPU memory is activations"),
         ({"adapter": FULL, "optimizer": "muon"}, "optimizer muon needs whole tensors: use one of adamw"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from diffusers.schedulers.scheduling_ddim import rescale_zero_terminal_snr
 from graft_nodes.training.objective.loss import losses, step_weights
-from graft_nodes.training.objective.noise import PYRAMIDS, noise_like, perturbation, zero_terminal
+from graft_nodes.training.objective.noise import PYRAMIDS, nearest, noise_like, perturbation, zero_terminal
 from graft_nodes.training.objective.settings import ObjectiveSettings, check_for
 from graft_nodes.training.objective.timesteps import draw_timesteps
 from graft_nodes.training.random_draws import generator
@@ -334,3 +334,23 @@ def test_settings_that_the_model_cannot_have():
     check_for(ObjectiveSettings(zero_terminal_snr=True), "v")
     with pytest.raises(ValueError, match="training knows eps, v and flow"):
         check_for(ObjectiveSettings(), "EDM")
+
+
+def test_the_nearest_noise_is_ai_toolkits():
+    """Its loop over each image by itself, with strictly less as the comparison, on the same draws."""
+    draws = torch.Generator().manual_seed(2)
+    latents = torch.randn(6, 4, 5, 5, generator=draws)
+    tries = [torch.randn(6, 4, 5, 5, generator=draws) for _ in range(7)]
+    tries.append(tries[2].clone())  # as near as an earlier one, which stays
+    expected = []
+    for number, image in enumerate(latents):
+        best, lowest = None, math.inf
+        for noise in tries:
+            loss = torch.nn.functional.mse_loss(image, noise[number])
+            if loss < lowest:
+                best, lowest = noise[number], loss
+        expected.append(best)
+    found = tries[0]
+    for other in tries[1:]:
+        found = nearest(latents, found, other)
+    assert torch.equal(found, torch.stack(expected))

@@ -64,7 +64,7 @@ def test_a_model_that_is_as_it_was_has_the_loss_of_a_coin_and_half_the_accuracy(
     same = margins(errors, errors)
     assert torch.equal(pair_losses(BETA, same), torch.full((5,), math.log(2), dtype=torch.float64))
     assert float(implicit_accuracy(errors, errors)) == 0.5
-    assert float(implicit_accuracy(errors * (1 + 1e-7), errors)) == 0.5, "rounding is no preference"
+    assert float(implicit_accuracy(errors * (1 + 1e-7), errors)) == 0.5, "rounding is not a preference"
 
 
 def test_less_error_of_the_better_picture_and_more_of_the_worse_one_lower_the_loss():

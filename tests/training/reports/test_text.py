@@ -80,7 +80,7 @@ def test_of_many_batches_that_are_not_full_some_are_named(lab):
 
 @pytest.mark.parametrize(("accumulation", "ranks", "said"), [(1, 1, 0), (4, 1, 1), (4, 4, 0), (8, 4, 1)])
 def test_accumulation_is_said_to_be_a_larger_batch_and_no_better(lab, accumulation, ranks, said):
-    """The batches of several ranks are no accumulation that somebody chose."""
+    """The batches of several ranks are not an accumulation that somebody chose."""
     dataset = lab.pictures()
     state = lab.state(lab.Flow(), dataset, accumulation=accumulation)
     lines = text.beginning(state, dataset, (), ranks=ranks).splitlines()

@@ -16,6 +16,7 @@ from graft_nodes.training.run.step import backward_
 from graft_nodes.training.run.workspace import Workspace
 from graft_nodes.training.state import advance_position, change_settings, equal
 from graft_nodes.training.store import saved_states
+from graft_nodes.training.tasks.draws import Draws
 from graft_nodes.training.trainable.settings import AdapterSettings
 
 KINDS = {
@@ -261,7 +262,7 @@ def test_interruption_keeps_the_last_whole_step_and_going_on_gives_the_same_byte
 
 
 class Interrupted(BaseException):
-    """As ComfyUI's, which is no Exception in every version."""
+    """As ComfyUI's, which is not an Exception in every version."""
 
 
 @pytest.mark.parametrize("during", ["a step", "validation"])
@@ -460,3 +461,22 @@ def test_any_other_error_before_the_first_step_is_itself(lab, monkeypatch):
     denoiser, dataset = lab.Flow(), lab.pictures()
     with pytest.raises(RuntimeError, match=r"^what happened$"):
         train(lab.state(denoiser, dataset), denoiser, dataset, 2)
+
+
+def test_of_noise_candidates_each_picture_keeps_the_nearest_and_the_levels_stay(lab):
+    """The first candidate is the noise that is drawn without others."""
+    clean = lab.pictures(5).images[0].latent.expand(5, -1, -1, -1)
+
+    def drawn(count, **others):
+        objective = ObjectiveSettings(noise_candidates=count, **others)
+        return Draws(torch.Generator().manual_seed(8), {}).draw(objective, lab.Flow(), clean, ())
+
+    by_hand = torch.Generator().manual_seed(8)
+    torch.rand(5, generator=by_hand)  # the levels
+    candidates = torch.stack([torch.randn(clean.shape, generator=by_hand) for _ in range(6)])
+    nearest = (candidates - clean).flatten(2).norm(dim=2).argmin(0)
+    assert len(set(nearest.tolist())) > 1
+    assert torch.equal(drawn(6).noise, candidates[nearest, torch.arange(5)])
+    assert torch.equal(drawn(1).noise, candidates[0]) and torch.equal(drawn(6).sigma, drawn(1).sigma)
+    far, near = drawn(1, offset_noise=0.5), drawn(6, offset_noise=0.5)
+    assert (near.noise - clean).norm() < (far.noise - clean).norm()

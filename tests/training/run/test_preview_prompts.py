@@ -68,7 +68,7 @@ def test_the_same_flags_of_several_prompts_are_named_once():
 def test_the_trigger_of_a_negative_prompt():
     lines = preview_prompts("a cat --n [trigger], bad")
     assert fill_trigger(lines, "zorp") == [PromptLine("a cat", "zorp, bad")]
-    assert "prompt 1: [trigger] is no word" in notes(lines, "")[0] and notes(lines, "zorp") == []
+    assert "prompt 1: [trigger] is not a word" in notes(lines, "")[0] and notes(lines, "zorp") == []
 
 
 def test_guidance_alone_works_against_the_empty_prompt():
@@ -94,5 +94,5 @@ def test_what_is_not_followed_is_said():
     assert [line.text for line in fill_trigger(lines, "zorp")] == ["a zorp", "a cat", "a zorp and zorp"]
     assert fill_trigger(lines, "") == lines
     size, word = notes(lines, "")
-    assert "prompt 2: --f 25 is not used" in size and "prompts 1, 3: [trigger] is no word" in word
+    assert "prompt 2: --f 25 is not used" in size and "prompts 1, 3: [trigger] is not a word" in word
     assert notes(lines, "zorp") == [size] and notes(lines[:1], "zorp") == []

@@ -348,6 +348,8 @@ def test_strength_moves_the_prediction_one_way_and_the_other(lab):
         (AdapterSettings("full"), {}, "adapter type full has no strength below 0"),
         (AdapterSettings(text_encoder=True), {}, "train text encoder is on in Adapter Settings: switch it off"),
         (ADAPTER, {"ip_noise": 0.1}, "input perturbation is above 0"),
+        (ADAPTER, {"target": "differential"}, "training target is differential in Objective Settings"),
+        (ADAPTER, {"noise_candidates": 4}, "noise candidates is above 1 in Objective Settings"),
         (ADAPTER, {"expert": "high noise", "boundary": 0.9}, "expert is high noise in Objective Settings"),
     ],
 )

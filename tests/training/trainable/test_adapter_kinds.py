@@ -213,6 +213,38 @@ def test_names_shapes_beginnings_and_forward_are_lycoris(lycoris, kind, rank, bu
     assert torch.allclose(found, net.a(x), atol=2e-5)
 
 
+@pytest.mark.parametrize(
+    ("build", "size"),
+    [
+        (lambda: nn.Linear(24, 40), (2, 5, 24)),
+        (lambda: nn.Linear(36, 128), (2, 5, 36)),
+        (lambda: nn.Conv2d(16, 36, 3, padding=1), (2, 16, 6, 6)),
+    ],
+    ids=["linear", "wide", "conv"],
+)
+@pytest.mark.parametrize("factor", [2, 4, 7, 8, 16, 4096])
+@pytest.mark.parametrize("whole", [False, True], ids=["product", "full_matrix"])
+def test_a_lokr_with_a_factor_is_lycoris(lycoris, build, size, factor, whole):
+    """The same tensors, and lycoris computes with the file what is trained; rank 4096 is its full_matrix."""
+    net = nn.Module()
+    net.a = build().requires_grad_(False)
+    settings = AdapterSettings("lokr", rank=4096 if whole else 2, alpha=1.0, targets="all", factor=factor)
+    trained = _moved(init_trainable(net, settings, 0, {}))
+    peer = lycoris.LokrModule("a", net.a, 1.0, settings.rank, 1.0, factor=factor, full_matrix=whole).eval()
+    theirs = {name: tuple(t.shape) for name, t in peer.state_dict().items() if name not in ("alpha", "scalar")}
+    assert {name.removeprefix("a."): tuple(t.shape) for name, t in trained.items()} == theirs
+    lora = make_lora(trained, settings, None)
+    file = {name.removeprefix("diffusion_model.a."): value for name, value in lora.items()}
+    peer.load_state_dict(file, strict=False)
+    x = torch.randn(size, generator=torch.Generator().manual_seed(3))
+    with attach(net, settings, trained, _still):
+        found = net.a(x)
+    plain = net.a(x)
+    assert not torch.allclose(found, plain, atol=1e-2)
+    peer.apply_to()
+    assert torch.allclose(found, net.a(x), atol=2e-5 * float(plain.abs().max()))
+
+
 def test_peft_reads_a_lora_and_begins_alike():
     peft = pytest.importorskip("peft")
     net, settings = nn.ModuleDict({"a": nn.Linear(24, 40)}), AdapterSettings(rank=8, alpha=2.0, targets="all")

@@ -153,7 +153,7 @@ def train(host, name, adapter, optimizer=None, dtype="float32", count=2):
     host.fresh()
     shutil.rmtree(
         os.path.join(host.output, "graft"), ignore_errors=True
-    )  # checkpointing is no part of a run's identity
+    )  # checkpointing is not part of a run's identity
     prompt = workflow(host, name, f"family {name}".replace(" ", "-"), adapter, optimizer, dtype, count)
     result = host.run(
         prompt, capture={"state": ["5", 0], "lora": ["5", 3], "model": ["1", 0], "start": ["4", 0], "report": ["5", 5]}

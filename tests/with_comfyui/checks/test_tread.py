@@ -76,7 +76,7 @@ def image_of(block, args, kwargs):
 
 
 class ByHand:
-    """Blocks that run on all tokens: those that skip are no keys, and come out as they went in."""
+    """Blocks that run on all tokens: those that skip are not keys, and come out as they went in."""
 
     def __init__(self, case, kept, count):
         self.case, self.count = case, count

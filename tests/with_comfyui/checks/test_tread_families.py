@@ -112,7 +112,7 @@ REFUSED = {
 
 
 class ByHand:
-    """Blocks that run on all tokens: those that skip are no keys, and come out as they went in."""
+    """Blocks that run on all tokens: those that skip are not keys, and come out as they went in."""
 
     def __init__(self, truth, seed=SEED):
         self.truth, self.seed = truth, seed

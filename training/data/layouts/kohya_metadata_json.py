@@ -72,7 +72,7 @@ class MetadataCaptions(CaptionReader):
         for key in _CAPTION_KEYS:
             text = record.get(key) or ""
             if not isinstance(text, str):
-                raise ValueError(f"its {key} in the metadata JSON is no text; write it in quotes")
+                raise ValueError(f"its {key} in the metadata JSON is not text; write it in quotes")
             texts.append(text)
         if not any(key in record for key in _CAPTION_KEYS):
             return None

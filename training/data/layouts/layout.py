@@ -60,7 +60,7 @@ def looks_like_repeats(name: str) -> bool:
 
 
 def no_text_files(image: Path, folder: Path) -> list[Path]:
-    """Of a layout whose captions are no plain text files."""
+    """Of a layout whose captions are not plain text files."""
     return []
 
 

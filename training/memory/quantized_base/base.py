@@ -137,7 +137,7 @@ def why_not_quantized(layer: nn.Linear) -> str | None:
     if type(layer) is nn.modules.linear.NonDynamicallyQuantizableLinear:  # nn.MultiheadAttention reads its weight
         return "read by another module"
     if layer.in_features % MULTIPLE or layer.out_features % MULTIPLE:
-        return f"a size that is no multiple of {MULTIPLE}"
+        return f"a size that is not a multiple of {MULTIPLE}"
     return None
 
 

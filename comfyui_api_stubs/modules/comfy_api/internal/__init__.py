@@ -69,7 +69,7 @@ def first_real_override(cls: type, name: str, *, base: type | None = None) -> Ca
             continue
         method = getattr(level, name)
         if not hasattr(method, "__func__"):
-            raise TypeError(f"{name} of {cls.__name__} is no class method; write @classmethod above it")
+            raise TypeError(f"{name} of {cls.__name__} is not a class method; write @classmethod above it")
         if method.__func__ is not placeholder.__func__:
             return getattr(cls, name)
     return None

@@ -268,7 +268,7 @@ class VideoFromFile(VideoInput):
 def _pictures_of(container: Any) -> Any:
     """The file's first stream of pictures."""
     if not container.streams.video:
-        raise ValueError(f"{container.name or 'the file'} has no pictures: it is no video")
+        raise ValueError(f"{container.name or 'the file'} has no pictures: it is not a video")
     return container.streams.video[0]
 
 

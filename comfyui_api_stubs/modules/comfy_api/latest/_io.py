@@ -1905,7 +1905,7 @@ class PriceBadgeDepends:
     input_groups: list[str] = field(default_factory=list)
 
     def validate(self) -> None:
-        """Raise ValueError when one of the lists is no list of names."""
+        """Raise ValueError when one of the lists is not a list of names."""
         for name in ("widgets", "inputs", "input_groups"):
             listed = getattr(self, name)
             if not isinstance(listed, list) or not all(isinstance(entry, str) for entry in listed):

@@ -14,7 +14,9 @@ class CsvCaptions(CaptionReader):
         with open(folder / NAME, encoding="utf-8", newline="") as file:
             for number, row in enumerate(csv.DictReader(file), 2):
                 if not (folder / row["file"]).is_file():
-                    problems.append(f"{NAME}: line {number} names {row['file']!r}, which is no file; correct its name")
+                    problems.append(
+                        f"{NAME}: line {number} names {row['file']!r}, which is not a file; correct its name"
+                    )
                     continue
                 caption = WrittenCaption(lines=(row["caption"],), found=True, multiply=float(row["repeats"]))
                 self._captions[folder / row["file"]] = caption

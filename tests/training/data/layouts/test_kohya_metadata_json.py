@@ -68,7 +68,7 @@ def test_tags_stand_behind_each_line_of_the_caption(tmp_path, record, lines):
 
 def test_what_is_no_caption_is_said(tmp_path):
     captions = reader(tmp_path, {"1": {"caption": 3}, "2": {"caption": "a", "train_resolution": [64, 64]}, "3": {}})
-    with pytest.raises(ValueError, match="its caption in the metadata JSON is no text; write it in quotes"):
+    with pytest.raises(ValueError, match="its caption in the metadata JSON is not text; write it in quotes"):
         captions.read(tmp_path / "1.png")
     (note,) = captions.read(tmp_path / "2.png").notes
     assert note.startswith("train_resolution of the metadata JSON is not used")

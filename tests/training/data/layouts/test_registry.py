@@ -182,7 +182,7 @@ def test_a_new_layout_is_read_chosen_or_with_auto(tmp_path):
     with registry.LAYOUTS.registered(CSV):
         listing = _read(tmp_path, "csv")
         assert _captions(listing) == {"1.png": ("a red ball", 2)}
-        assert listing.problems == ("captions.csv: line 3 names 'nowhere.png', which is no file; correct its name",)
+        assert listing.problems == ("captions.csv: line 3 names 'nowhere.png', which is not a file; correct its name",)
         assert "1 left out that captions.csv does not list" in listing.notes
         assert _captions(_read(tmp_path, "auto")) == {"1.png": ("a red ball", 2), "2.png": ("a cat", 1)}
         assert "captions.csv" in stamp_files(tmp_path)

@@ -63,7 +63,7 @@ def test_layers_that_cannot_be_are_left_and_counted():
         chosen_layers(net)
     ) == 6
     assert remark(net, "nf4") == (
-        "base weights: nf4 in 6 of 14 linear layers; as loaded: 4 a size that is no multiple of 8, 2 patched,"
+        "base weights: nf4 in 6 of 14 linear layers; as loaded: 4 a size that is not a multiple of 8, 2 patched,"
         " 1 quantized already, 1 read by another module"
     )
 
