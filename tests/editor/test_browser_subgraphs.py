@@ -160,3 +160,5 @@ def test_files_dropped_on_a_subgraph_or_beside_it_go_to_the_dataset_inside(edito
     page.wait_for_function("(before) => app.graph.nodes.length > before", arg=nodes)
     assert not outside.get_by_text("1 file").count()
     editor.screenshot("dropped-beside-a-subgraph")
+    # front end 1.49 asks for the new Load Image's picture before it has its name
+    editor.errors[:] = [error for error in editor.errors if "filename=undefined" not in error]
