@@ -1,5 +1,5 @@
-"""The command line: `run` a workflow, `check` it, `plan` its memory, `editor` to build one, `doctor`. Exit status 0
-done, 1 failed, 2 not valid, 130 interrupted.
+"""The command line: `run` a workflow, `check` it, `plan` its memory, `editor` to build one, `curve` of a run, `doctor`.
+Exit status 0 done, 1 failed, 2 not valid, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from ..storage.printable import pip_install, quote_command
-from . import batch, checking, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow_file
+from . import batch, checking, curve, doctor, hosts, log, plan, run, signals, torchrun, watch, workflow_file
 from .command_error import CommandError
 from .embedded import HostError, Problem, WorkflowError, caching, catalogue, editor, node_replacements, workflow
 from .progress import Events
@@ -40,6 +40,8 @@ def main(argv: Sequence[str]) -> int:
                 return _edit(arguments)
             if arguments.command == "doctor":
                 return doctor.main(arguments)
+            if arguments.command == "curve":
+                return curve.main(arguments)
             if torchrun.follows(os.environ):
                 return _follow(arguments)
             return _run(arguments, argv)
@@ -135,6 +137,8 @@ def build_parser() -> argparse.ArgumentParser:
     commands.add_parser(
         "doctor", parents=[shared], help="check the host and the device: what works here, and what does not"
     )
+    curves = commands.add_parser("curve", parents=[shared], help="print the losses of a stored run as CSV")
+    curves.add_argument("run", metavar="RUN", help="its name, such as the folder in output/graft")
     edits = commands.add_parser("editor", help="open the graph editor (ComfyUI's front end) on Graft's embedded host")
     edits.add_argument(
         "--listen", metavar="ADDRESS", default="127.0.0.1", help="the address to listen on (default: this machine only)"

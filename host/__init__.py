@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         previews,
         routes,
         token_downsampling,
+        webhook,
         whole_models,
     )
 
@@ -43,6 +44,7 @@ __all__ = [
     "previews",
     "routes",
     "token_downsampling",
+    "webhook",
     "whole_models",
 ]
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ..storage.printable import logger
 from .browser_json import without_nan
 
+log = logger(__name__)
+
 _stops = 0
-MEASURED = ("loss", "rate", "validation", "average_validation", "accuracy")  # what a panel draws of a history
+# What a panel draws of a history, and writes into its table.
+MEASURED = ("loss", "rate", "norm", "validation", "average_validation", "accuracy")
 
 
 def progress_bar(total: int) -> Callable[[int], None]:
@@ -134,6 +139,10 @@ class TrainingCall:
     until: int
     prompt: str | None = None  # the id of the execution that it belongs to
     result: str = ""  # the key of the state that it ended with
+    trained: int = 0  # steps so far, without those that came from the store
+    began: float = field(default_factory=time.monotonic)
+    is_first_rank: bool = True  # of a training on several ranks, one tells of its end
+    problem: str = ""  # why the owner's webhook was not told of it
     is_paused: bool = False  # nodes of the workflow sample its previews, and it goes on after them
     stopping: threading.Event = field(default_factory=threading.Event)  # set when somebody asked it to stop
     can: tuple[str, ...] = ()  # what else it can be asked for: "sample" (previews now), "save" (its state now)
@@ -147,6 +156,27 @@ class TrainingCall:
         """What every event of the call says."""
         named = {"node": self.node, "workflow": self.workflow, "run": self.run, "key": self.key, "until": self.until}
         return {**named, "can": list(self.can)}
+
+    def summary(self, ended: str) -> dict[str, Any]:
+        """What is said to somebody who is not at the page: how it ended, where, and how long it took in seconds.
+
+        `ended` is "done", "stopped" (by the button, before the last step), "interrupted" or "failed". `step` is the
+        last that it reached, `steps` how many it has trained; the losses are the last that were measured.
+        """
+        with self.lock:
+            step, measured = len(self.history["loss"]), self.history
+            if ended == "done" and step < self.until and self.stopping.is_set():
+                ended = "stopped"
+            return {
+                "run": self.run,
+                "ended": {"error": "failed"}.get(ended, ended),
+                "step": step,
+                "until": self.until,
+                "steps": self.trained,
+                "loss": measured["loss"][-1] if step else None,
+                "held_out": measured["validation"][-1][1] if measured["validation"] else None,
+                "seconds": round(time.monotonic() - self.began, 1),
+            }
 
     def take_wish(self, what: str) -> bool:
         """Whether somebody has asked for this since it was taken last."""
@@ -163,8 +193,9 @@ class TrainingCall:
     def report_step(self, data: Mapping[str, Any]) -> None:
         """Notes a step and sends it to every page as `graft.step`."""
         with self.lock:
-            self.history["loss"].append(data["loss"])
-            self.history["rate"].append(data["rate"])
+            self.trained += 1
+            for name in ("loss", "rate", "norm"):
+                self.history[name].append(data[name])
             held_out = {"validation": data["validation"], "average_validation": data["average"]}
             held_out["accuracy"] = data.get("accuracy")
             for name, value in held_out.items():
@@ -218,8 +249,16 @@ def announce_call(call: TrainingCall) -> Iterator[Callable[[], bool]]:
 
 
 def _end(call: TrainingCall, ended: str) -> None:
+    """Tells pages and the owner's webhook how a call ended. One that found its result in the store tells no webhook."""
+    from . import webhook
+
     _calls.remove(call)
-    send_event("graft.end", {**call.event_fields, "ended": ended, "result": call.result})
+    summary = call.summary(ended)
+    send_event("graft.end", {**call.event_fields, "ended": ended, "result": call.result, "summary": summary})
+    if call.is_first_rank and (call.trained or ended == "error"):
+        call.problem = webhook.post(summary)
+        if call.problem:
+            log.warning("Graft: %s", call.problem)
 
 
 def running_calls() -> list[TrainingCall]:

@@ -26,6 +26,8 @@ never paths.
     GET  /graft/dataset/folders       the folders of ComfyUI's input folder, with their numbers of pictures
     GET  /graft/dataset/files?folder= {"files": [name]} of a folder, so that nothing is uploaded over them
     POST /graft/dataset/glance        {the inputs of a Dataset[, "only": name]}: what it would read, from headers
+    GET  /graft/dataset/losses?folder=  {"run", "step", "pictures": {name: {before, after, caption_help, caption,
+                                      reasons}}}, what Picture Losses has measured
     GET  /graft/dataset/thumbnail?folder=&name=     a small WebP of a picture
     GET  /graft/dataset/caption?folder=&name=&captions=&encoding=    {"file", "text", "version"} of its caption
     POST /graft/dataset/caption       the same and {"text", "version"}: writes it, if it still is of that version
@@ -275,6 +277,7 @@ _ROUTES: tuple[tuple[str, str, Callable[[Any], Answer]], ...] = (
     ("get", "/graft/preferences", _answer_of("preference_routes", "marked")),
     ("get", "/graft/dataset/folders", _answer_of("dataset_routes", "folders")),
     ("get", "/graft/dataset/files", _answer_of("dataset_routes", "files")),
+    ("get", "/graft/dataset/losses", _answer_of("picture_losses", "losses")),
     ("get", "/graft/dataset/caption", _answer_of("dataset_routes", "caption")),
 )
 _PICTURES: tuple[tuple[str, Callable[[Any], Answer]], ...] = (

@@ -8,8 +8,10 @@ from . import (
     averages,
     dataset,
     demo,
+    diffusers_folder,
     lora,
     merging,
+    picture_losses,
     plot,
     previews,
     recipe,
@@ -33,7 +35,9 @@ _FILES = (
     vae,
     state,
     averages,
+    picture_losses,
     plot,
+    diffusers_folder,
     demo,
 )
 NODES: list[type[io.ComfyNode]] = [node for file in _FILES for node in file.NODES]

@@ -18,7 +18,6 @@ from ..training.expert_pair import ExpertPair
 from ..training.objective import experts
 from ..training.objective.settings import ObjectiveSettings
 from ..training.optimizers.settings import OptimizerSettings
-from ..training.reports import text
 from ..training.run.call import open_call, skip_training
 from ..training.run.loop import Callbacks
 from ..training.run.turns import train_in_turn
@@ -144,7 +143,7 @@ class ExpertTraining:
     def _report(self, outcomes: Sequence[Any]) -> str:
         parts = []
         for call, outcome in zip(self.calls, outcomes, strict=True):
-            parts.append(text.step(call.state, outcome, call.state.subject.unhashed))
+            parts.append(call.report(outcome))
         pictures = self.calls[0].pictures
         if pictures:
             parts.append(f"{len(pictures)} previews of the pair, from {pictures[0]['filename']} on, in both folders")

@@ -15,7 +15,6 @@ from comfy_api.latest import io
 from .. import host
 from ..host.preview_graph import PreviewGraph
 from ..storage.printable import logger
-from ..training.reports import text
 from ..training.run.call import Call, Outcome, open_call
 from ..training.run.turns import next_multiple
 from ..training.tasks.registry import task_of
@@ -175,5 +174,4 @@ class PausingStep:
         call, outcome = self.call, self.outcome
         assert outcome is not None
         result = outcome.state
-        report = text.step(call.state, outcome, call.state.subject.unhashed, call.pictures)
-        return outputs(result, result, report, [call.describe_end(result)], call.pictures)
+        return outputs(result, result, call.report(outcome, call.pictures), [call.describe_end(result)], call.pictures)

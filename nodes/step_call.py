@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from ..training.expert_pair import ExpertPair
     from ..training.objective.settings import ObjectiveSettings
     from ..training.optimizers.settings import OptimizerSettings
+    from ..training.run.call import Outcome
     from ..training.run.epoch_settings import EpochSettings
     from ..training.run.loop import Callbacks
     from ..training.run.preview_prompts import PromptLine
@@ -353,7 +354,9 @@ class StepCall:
         until = state.step + steps
         key = target_key(state, steps)
         prompt = host.events.running_prompt()
+        host.webhook.address()  # report its error before the first step
         self.events = host.events.TrainingCall(*place, state.run, key, state.start.digest, until, prompt)
+        self.events.is_first_rank = process_group.current().is_main_process
         self.state, self.sampled = state, sampled
         self.encoded: dict[str, Any] = {}  # the texts of previews, unless what is trained changes them
         self.bar, self.pace = host.events.progress_bar(steps), Throughput(until)
@@ -371,7 +374,6 @@ class StepCall:
         """The state after `steps` more steps and the report, with progress, events, previews, stopping and interruption
         of the host.
         """
-        from ..training.reports import text
         from ..training.run import call as runs
 
         state, subject = self.state, self.state.subject
@@ -385,10 +387,17 @@ class StepCall:
             )
             outcome = replace(outcome, state=self.with_dataset(outcome.state))
             self.events.result = outcome.state.key
-        report = text.step(state, outcome, subject.unhashed, self.pictures)
+        report = self.report(outcome, self.pictures)
         if self.previewing:
             report = "\n".join([report, *preview_notes(subject, self.sampled)])
         return outcome.state, report
+
+    def report(self, outcome: Outcome, pictures: Sequence[Mapping[str, str]] = ()) -> str:
+        """The report of the call once it has ended."""
+        from ..training.reports import text
+
+        report = text.step(self.state, outcome, self.state.subject.unhashed, pictures)
+        return "\n".join([report, self.events.problem] if self.events.problem else [report])
 
     def with_dataset(self, result: TrainState) -> TrainState:
         """What the call has reached, with the dataset that it trained on last and the notes on that: a file of settings

@@ -23,6 +23,7 @@ import {
 } from './editor.js'
 import { chooserOf, refreshOutside } from './folder_chooser.js'
 import { linkOf, valueOf, widgetOf } from './latent_size.js'
+import { inOrder, leaveOut, lossLines, lossesOf, orderChoice } from './picture_losses.js'
 import { boxOf } from './problem_box.js'
 import { say } from './problems.js'
 import { fitShown, offer } from './subgraph_panels.js'
@@ -44,6 +45,7 @@ export function addDatasetPanel(node) {
 /** Follow the graph: the folder's name may come from another node. Once. */
 export function listen() {
   api.addEventListener('graphChanged', () => everyNode((node) => panels.get(node)?.follow()))
+  api.addEventListener('graft.picture_losses', () => everyNode((node) => panels.get(node)?.readLosses()))
 }
 
 /** Look at the folders again, as files have come or changed. */
@@ -56,6 +58,8 @@ class Panel {
     this.node = node
     this.question = null // what the panel shows the answer to
     this.tab = 'Images'
+    this.losses = new Map() // that Picture Losses has measured, by name
+    this.order = 'by name'
     this.editing = false
     this.status = el('div', { class: 'graft-status', role: 'status' })
     this.problem = el('div', { class: 'graft-problem', role: 'alert', hidden: true })
@@ -230,7 +234,36 @@ class Panel {
     const counts = { Images: found.count, Buckets: found.buckets.length, Problems: found.problems.length }
     this.tabs.replaceChildren(...Object.entries(counts).map(([name, count]) => this.tabOf(name, count)))
     if (isOther) this.tab = counts.Problems ? 'Problems' : 'Images'
+    if (isOther) this.losses = new Map()
     this.turn(this.tab)
+    this.readLosses()
+  }
+
+  /** Find what has been measured of the pictures that are shown; several folders at once have no losses here. */
+  async readLosses() {
+    const { found } = this
+    if (!found?.pictures || found.folder === '.') return
+    let losses
+    try {
+      losses = await lossesOf(found.folder, found.pictures)
+    } catch (error) {
+      if (this.found === found) this.say([wordsOf(error)])
+      return
+    }
+    if (this.found !== found || (!losses.size && !this.losses.size)) return
+    this.losses = losses
+    if (this.tab === 'Images' && !this.waits(() => this.readLosses())) this.turn(this.tab)
+  }
+
+  /** Leave a picture out of the training: its name goes into filters. */
+  leaveOut(name) {
+    const widget = widgetOf(this.node, 'filters')
+    const filters = widget ? leaveOut(String(widget.value ?? ''), name) : null
+    if (filters === null) {
+      this.say([t('Add it to filters (YAML) yourself: leave_out: [{name}]', { name: JSON.stringify(name) })])
+      return
+    }
+    changing(() => setTo(widget, filters))
   }
 
   /** kohya's dataset_config.toml: which folders it names. */
@@ -278,7 +311,8 @@ class Panel {
   }
 
   pictures() {
-    const rows = this.found.pictures
+    const { losses } = this
+    const rows = inOrder(this.found.pictures, losses.size ? this.order : 'by name', losses)
     const strip = el('div', { class: 'graft-pictures' })
     const more = el('button', { class: 'graft-button', type: 'button', onclick: () => add() }, t('More'))
     const add = () => {
@@ -289,7 +323,11 @@ class Panel {
     add()
     const left = this.found.count - rows.length
     const rest = left > 0 ? el('div', { class: 'graft-dim' }, t('{count} more are not shown', { count: left })) : null
-    return el('div', {}, strip, more, rest)
+    const choose = (order) => {
+      this.order = order
+      this.turn('Images')
+    }
+    return el('div', {}, losses.size ? orderChoice(this.order, choose) : null, strip, more, rest)
   }
 
   figure(row) {
@@ -319,9 +357,19 @@ class Panel {
       { title: `${row.name}\n${facts.filter(Boolean).join(', ')}\n${caption}` },
       el('img', { src: api.apiURL(`/graft/dataset/thumbnail?${query}`), alt: row.name, loading: 'lazy' }),
       row.frames ? el('span', { class: 'graft-frames', 'aria-hidden': 'true' }, `▶ ${row.frames.join(', ')}`) : null,
-      el('figcaption', {}, el('b', {}, row.name), edit),
+      el('figcaption', {}, el('b', {}, row.name), edit, ...this.lossOf(row)),
     )
     return figure
+  }
+
+  /** What Picture Losses has measured of a picture, and the button that leaves it out. */
+  lossOf({ name }) {
+    const loss = this.losses.get(name)
+    if (!loss) return []
+    const act = () => this.leaveOut(name)
+    const label = t('Leave out {name}', { name })
+    const button = { class: 'graft-button', type: 'button', 'aria-label': label, title: label, onclick: act }
+    return [...lossLines(loss), el('button', button, t('Leave out'))]
   }
 
   get history() {

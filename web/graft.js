@@ -11,6 +11,7 @@ import { fitPages, followLinks } from './help_pages.js'
 import { addConflictsPanel } from './lora_conflicts.js'
 import { addEffectPanel } from './lora_effect.js'
 import { TYPE, loraRows, refresh } from './lora_stack.js'
+import * as notice from './notice.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
 import * as subgraphPanels from './subgraph_panels.js'
@@ -41,6 +42,7 @@ app.registerExtension({
     followLinks()
     problems.listen()
     training.listen()
+    notice.listen()
     todo.listen()
     dataset.listen()
     folder.listen()

@@ -24,6 +24,14 @@ export const SETTINGS = [
     tooltip: 'Keeps this many of the newest previews. 0 shows none.',
   },
   {
+    id: 'Graft.Training.Notice',
+    category: ['Graft', 'Training', 'Notice'],
+    name: 'Desktop notice when training ends',
+    type: 'boolean',
+    defaultValue: false,
+    tooltip: 'The browser asks for your permission once. A tab with the editor has to stay open.',
+  },
+  {
     id: 'Graft.LoRAStack.Step',
     category: ['Graft', 'LoRA stack', 'Step'],
     name: 'LoRA strength step',
@@ -34,7 +42,7 @@ export const SETTINGS = [
   },
 ].map((declared) => ({
   ...declared,
-  onChange: (value) => changed.get(declared.id)?.forEach((act) => act(value)),
+  onChange: (value, before) => changed.get(declared.id)?.forEach((act) => act(value, before)),
 }))
 
 /** The value of a setting. */
@@ -42,7 +50,7 @@ export function setting(id) {
   return app.extensionManager?.setting?.get(id) ?? SETTINGS.find((one) => one.id === id).defaultValue
 }
 
-/** Call `act` when a setting changes. */
+/** Call `act(value, before)` when a setting changes; `before` is undefined when the page reads it. */
 export function onSetting(id, act) {
   changed.set(id, [...(changed.get(id) ?? []), act])
 }

@@ -12,6 +12,7 @@
  */
 import * as appMode from './app_mode.js'
 import { Series, Smoothed, draw } from './chart.js'
+import { curveTable, saveText } from './curve_table.js'
 import { duration, el, short, size } from './dom.js'
 import { addPanel, api, app, asked, chain, everyNode, nodeOf, posted, remember, roomOf, widen } from './editor.js'
 import { Gallery, Previews } from './gallery.js'
@@ -107,6 +108,7 @@ class Panel {
     this.average = new Series() // the held-out loss of the running average
     this.accuracy = new Series() // on held-out preference pairs
     this.rate = new Series()
+    this.norm = new Series() // of the gradients: only in the table
     this.shown = new Set(['loss', 'smooth', 'validation', 'average', 'accuracy'])
     this.said = {}
     this.isLog = this.isFull = false
@@ -131,7 +133,10 @@ class Panel {
       '⤢',
     )
     this.large.addEventListener('click', () => this.enlarge())
-    this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches), this.log, this.full, this.large)
+    const save = el('button', { class: 'graft-button', type: 'button', title: t('Save the curves as a table') }, 'CSV')
+    save.addEventListener('click', () => this.saveTable())
+    const ends = el('span', { class: 'graft-ends' }, save, this.large)
+    this.legend = el('div', { class: 'graft-legend' }, ...Object.values(this.switches), this.log, this.full, ends)
     this.asks = { sample: this.ask('sample', t('Sample now')), save: this.ask('save', t('Save now')) }
     this.stop = el(
       'button',
@@ -283,10 +288,11 @@ class Panel {
     this.changed()
   }
 
-  add({ step, loss, rate, validation, average, accuracy }) {
+  add({ step, loss, rate, norm, validation, average, accuracy }) {
     this.loss.add(step, loss)
     this.smooth.add(step, loss)
     if (Number.isFinite(rate)) this.rate.add(step, rate)
+    if (Number.isFinite(norm)) this.norm.add(step, norm)
     if (Number.isFinite(validation)) this.validation.add(step, validation)
     if (Number.isFinite(average)) this.average.add(step, average)
     if (Number.isFinite(accuracy)) this.accuracy.add(step, accuracy)
@@ -299,7 +305,7 @@ class Panel {
   }
 
   clear() {
-    for (const series of [this.loss, this.smooth, this.rate, ...this.heldOut]) series.clear()
+    for (const series of [this.loss, this.smooth, this.rate, this.norm, ...this.heldOut]) series.clear()
     this.previews.clear()
     this.said = {}
   }
@@ -419,7 +425,8 @@ class Panel {
   showStored(run, { history, step, previews }, pictures) {
     this.clear()
     this.run = run
-    history.loss.forEach((loss, index) => this.add({ step: index + 1, loss, rate: history.rate[index] }))
+    const { loss: losses, rate, norm } = history
+    losses.forEach((loss, index) => this.add({ step: index + 1, loss, rate: rate[index], norm: norm?.[index] }))
     for (const [at, loss] of history.validation) this.validation.add(at, loss) // ascending; 0 is before the first step
     for (const [at, loss] of history.average_validation ?? []) this.average.add(at, loss)
     for (const [at, share] of history.accuracy ?? []) this.accuracy.add(at, share)
@@ -437,6 +444,20 @@ class Panel {
     this.previews.add(previews?.length ? previews : pictures, setting('Graft.Training.Previews'))
     this.previews.recall()
     this.changed()
+  }
+
+  /** Save all that was measured, whichever curves are drawn. */
+  saveTable() {
+    const { loss, rate, norm, validation, average, accuracy } = this
+    const table = curveTable({
+      loss,
+      learning_rate: rate,
+      gradient_norm: norm,
+      held_out_loss: validation,
+      held_out_loss_of_average: average,
+      implicit_accuracy: accuracy,
+    })
+    saveText(`${this.run}.csv`, table)
   }
 
   async askToStop() {

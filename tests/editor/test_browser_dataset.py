@@ -2,9 +2,12 @@
 caption, takes it back, and finds all of it again after a reload.
 """
 
+import hashlib
+import json
 import shutil
 
 import pytest
+import yaml
 from serving import picture
 
 PANEL = ".graft-dataset:visible"
@@ -280,3 +283,59 @@ def test_demo_folders_that_a_run_puts_into_place_are_said_in_the_panel_inside_a_
     said.wait_for(state="detached")
     editor.wait_until_idle()
     assert not said.count()
+
+
+def test_pictures_are_sorted_by_their_losses_and_left_out(editor, place):
+    name = f"measured {'nodes2' if editor.modern else 'classic'}"
+    names = [f"{letter}.png" for letter in "abc"]
+    folder = fill(place / "input" / name, *names, "a.txt", "b.txt", "c.txt")
+    measured = {
+        "a.png": (0.4, 0.125, 0.2, []),
+        "b.png": (0.4, 0.375, 0.1, ["its loss is far"]),
+        "c.png": (0.4, 0.25, -0.3, []),
+    }
+    rows = {
+        one: {
+            "file": [(folder / one).stat().st_size, (folder / one).stat().st_mtime_ns],
+            "caption": f"words of {one[0]}.txt",
+            "before": before,
+            "after": after,
+            "caption_help": caption,
+            "reasons": reasons,
+        }
+        for one, (before, after, caption, reasons) in measured.items()
+    }
+    kept = place / "output" / "graft" / "cache" / "picture_losses"
+    kept.mkdir(parents=True, exist_ok=True)
+    body = {"folder": name, "run": "mine", "step": 9, "pictures": rows}
+    (kept / f"{hashlib.sha256(name.encode()).hexdigest()[:32]}.json").write_text(json.dumps(body))
+    editor.clear()
+    editor.add("GraftDataset", 100, 60, folder=name, filters="masks: files")
+    panel = editor.page.locator(PANEL)
+
+    def shown():
+        return panel.locator("figure b").all_inner_texts()
+
+    order = panel.get_by_role("combobox", name="Order of the pictures")
+    order.wait_for()
+    assert shown() == names
+    order.select_option("highest loss first")
+    assert shown() == ["b.png", "c.png", "a.png"]
+    figure = panel.locator("figure", has_text="b.png")
+    assert (
+        "loss 0.4 \u2192 0.375, caption helps 10.0%" in figure.inner_text() and "its loss is far" in figure.inner_text()
+    )
+    editor.screenshot("dataset-losses")
+    assert not editor.do(CUT)
+    order.select_option("least helped by the caption first")
+    assert shown() == ["c.png", "b.png", "a.png"]
+    panel.get_by_role("button", name="Leave out b.png").click()
+    panel.locator("figure", has_text="b.png").wait_for(state="detached")
+    filters = next(iter(editor.prompt().values()))["inputs"]["filters"]
+    assert yaml.safe_load(filters) == {"masks": "files", "leave_out": ["b.png"]} and shown() == ["c.png", "a.png"]
+    editor.undo()
+    panel.locator("figure", has_text="b.png").wait_for()
+    (folder / "a.txt").write_text("other words")
+    editor.do("() => app.refreshComboInNodes()")
+    panel.locator("figure", has_text="other words").wait_for()
+    panel.get_by_role("button", name="Leave out a.png").wait_for(state="detached")

@@ -2,11 +2,13 @@
 killed; the chart's range, values and sizes; previews by step.
 """
 
+import csv
 import math
 import re
 
 import pytest
 from browsing import VISIBLE, Editor
+from graft_nodes.training.reports.curve_table import curve_table
 from serving import Server, few_pictures, named_front_end
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
@@ -303,6 +305,79 @@ def test_the_chart_says_its_values_fills_the_node_and_opens_over_the_page(editor
     page.keyboard.press("Escape")
     page.locator("dialog").wait_for(state="detached")
     assert "step 5 of" in page.locator(".graft-panel .graft-status:visible").inner_text()
+
+
+def test_the_curves_are_saved_as_the_table_that_the_command_prints(editor, tmp_path):
+    editor.clear()
+    node = editor.add("TrainStep", 160, 60)
+    losses = [0.1 + 0.2, 1e-7, 0.25]
+    feed(editor, node, losses[:2], norm=1.5)
+    third = {"node": str(node), "run": "r", "step": 3, "until": 9, "loss": None, "rate": 1e-4, "norm": 2.5}
+    editor.do(SEND, ["graft.step", {**third, "validation": 0.5, "average": 0.25}])
+    editor.page.wait_for_timeout(300)
+    with editor.page.expect_download() as saved:
+        editor.page.get_by_role("button", name="CSV").click()
+    assert saved.value.suggested_filename == "r.csv"
+    saved.value.save_as(tmp_path / "r.csv")
+    history = {
+        "loss": [*losses[:2], math.nan],
+        "rate": [1e-4] * 3,
+        "norm": [1.5, 1.5, 2.5],
+        "validation": [(3, 0.5)],
+        "average_validation": [(3, 0.25)],
+        "accuracy": [],
+    }
+
+    def numbers(text):
+        head, *rows = csv.reader(text.splitlines())
+        return head, [[float(cell) if cell else None for cell in row] for row in rows]
+
+    assert numbers((tmp_path / "r.csv").read_text()) == numbers(curve_table(history))
+    editor.screenshot("training-csv")
+
+
+NOTICES = """() => {
+  window.asked = 0
+  window.shown = []
+  window.Notification = class {
+    static permission = 'default'
+    static async requestPermission() { window.asked += 1; return (this.permission = window.answer ?? 'granted') }
+    constructor(title, options) { window.shown.push([title, options.body, options.tag]) }
+  }
+}"""
+SET = "([id, value]) => app.extensionManager.setting.set(id, value)"
+
+
+def test_a_desktop_notice_comes_only_when_it_was_asked_for(editor):
+    notice, page = "Graft.Training.Notice", editor.page
+    done = {"run": "mine", "ended": "done", "step": 20, "steps": 20, "until": 20, "loss": 0.125, "seconds": 75.0}
+
+    def end(**more):
+        summary = {**done, **more}
+        editor.do(SEND, ["graft.end", {"node": "1", "run": summary["run"], "ended": "done", "summary": summary}])
+        return editor.do("() => window.shown.splice(0)")
+
+    editor.do(NOTICES)
+    assert end() == [] and editor.do("() => window.asked") == 0
+    editor.do(SET, [notice, True])
+    try:
+        assert editor.do("() => window.asked") == 1
+        said = "step 20 of 20, loss 0.125, 1 min 15 s"
+        assert end() == [["mine: training is done", said, "graft mine"]]
+        failed = end(ended="failed", steps=0, step=0, loss=None)
+        assert failed == [["mine: training has failed", "step 0 of 20, loss \u2013, 1 min 15 s", "graft mine"]]
+        assert end(steps=0) == [], "a stored result is no news"
+        editor.open()  # a page that opens does not ask
+        editor.do(NOTICES)
+        assert editor.do("() => window.asked") == 0 and end() == []
+        editor.do(SET, [notice, False])
+        editor.do("() => { window.answer = 'denied' }")
+        editor.do(SET, [notice, True])
+        page.get_by_text("The browser does not allow them for this page.").wait_for()
+        editor.screenshot("training-no-notices")
+        assert end() == []
+    finally:
+        editor.do(SET, [notice, False])
 
 
 def test_previews_are_looked_through_by_step_and_compared(editor):

@@ -2,6 +2,8 @@
 
 import argparse
 import contextlib
+import csv
+import io
 import json
 import os
 import re
@@ -15,6 +17,7 @@ from pathlib import Path
 import pytest
 from graft_nodes.headless import hosts
 from graft_nodes.headless.command import main
+from PIL import Image
 
 DRIVE = Path(__file__).parent / "drive.py"
 SOURCE = {"class_type": "OddSource", "inputs": {"text": "hello", "number": 3}, "_meta": {"title": "the source"}}
@@ -550,6 +553,41 @@ def test_doctor_names_the_attention_kernels_that_are_installed(place):
     done = subprocess.run(words, timeout=120, check=False, **how)
     kernels = json.loads(done.stdout)["attention"]
     assert kernels == ["pytorch scaled_dot_product_attention", "xformers", "flash_attn", "sageattention"]
+
+
+@any_host
+def test_curve_prints_a_stored_run_as_csv(place):
+    def node(kind, **inputs):
+        return {"class_type": kind, "inputs": inputs}
+
+    (place / "in" / "few").mkdir()
+    for name in ("a", "b", "c"):
+        Image.effect_noise((64, 64), 90).convert("RGB").save(place / "in" / "few" / f"{name}.png")
+    training = {
+        "1": node("GraftDemo"),
+        "2": node("GraftDataset", folder="few", vae=["1", 2], clip=["1", 1], resolution=64, validation=0.4),
+        "3": node("GraftTrainStart", model=["1", 0], dataset=["2", 0], seed=0, run="mine"),
+        "4": node("TrainStep", state=["3", 0], steps=2, validate_every=2),
+        "5": node("OddSink", name="out", text=["4", 5]),
+    }
+    words, how = command(place, training, "run", "w.json", "--embedded", "--input", "in", "--output", "out", "--json")
+    done = subprocess.run(words, timeout=300, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    words, _ = command(place, None, "curve", "mine", "--embedded", "--output", "out")
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == 0, done.stderr
+    (record,) = [json.loads(path.read_text()) for path in (place / "out").rglob("state.json")]
+    rows = list(csv.DictReader(io.StringIO(done.stdout)))
+    assert [row["step"] for row in rows] == ["0", "1", "2"]
+    losses = record["history"]["loss"]
+    assert [float(row["loss"]) for row in rows[1:]] == losses and len(losses) == 2
+    assert [float(rows[step]["held_out_loss"]) for step in (0, 2)] == [
+        loss for _, loss in record["history"]["validation"]
+    ]
+    words, _ = command(place, None, "curve", "other", "--embedded", "--output", "out")
+    done = subprocess.run(words, timeout=120, check=False, **how)
+    assert done.returncode == 1 and not done.stdout
+    assert "run 'other' has no stored state. Stored runs: mine" in done.stderr
 
 
 @any_host

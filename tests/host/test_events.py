@@ -118,14 +118,15 @@ def test_a_page_that_comes_later_gets_all_of_a_running_step_and_hears_of_its_end
     sent = []
     monkeypatch.setattr(events, "send_event", lambda name, data: sent.append((name, dict(data))))
     call = events.TrainingCall("7", "w", "mine", "k" * 64, "s" * 64, 4)
-    before = types.SimpleNamespace(loss=(0.5, 0.4), rate=(1.0, 1.0), validation=((0, 0.9),), average_validation=())
-    before.accuracy = ((0, 0.5),)
+    before = types.SimpleNamespace(loss=(0.5, 0.4), rate=(1.0, 1.0), norm=(3.0, 2.0), validation=((0, 0.9),))
+    before.average_validation, before.accuracy = (), ((0, 0.5),)
     with events.announce_call(call):
         assert events.running_calls() == [call]
         call.take_history(before)
         held_out = {"validation": 0.8, "average": None, "accuracy": 0.75}
-        call.report_step({"step": 3, "loss": 0.3, "rate": 1.0, **held_out, "speed": 2.0})
+        call.report_step({"step": 3, "loss": 0.3, "rate": 1.0, "norm": 1.0, **held_out, "speed": 2.0})
         told = call.state_so_far()
+        assert told["history"]["norm"] == [3.0, 2.0, 1.0]
         assert told["history"]["accuracy"] == [(0, 0.5), (3, 0.75)] and told["history"]["average_validation"] == []
         assert told["step"] == 3 and told["until"] == 4 and told["start"] == "s" * 64 and told["speed"] == 2.0
         call.result = "r" * 64

@@ -764,6 +764,31 @@ def test_the_stop_button_ends_a_step_with_the_state_so_far_and_queued_again_it_g
     assert _bytes(again["lora"]) == _bytes(_run(host, prompt, lora=["10", 3])["lora"])
 
 
+def test_an_address_of_the_owner_s_hears_of_each_end_and_a_silent_one_fails_nothing(
+    host, pictures, run, wall, monkeypatch
+):
+    prompt, posted = _workflow(host, pictures, run, 2, 3, validate_every=2), []
+    plain = _run(host, prompt, lora=["11", 3])
+    _clear(host, run)
+    monkeypatch.setattr(wall.webhook, "_send", lambda to, body: posted.append((to, json.loads(body))) or "it is away")
+    monkeypatch.setenv("GRAFT_WEBHOOK", "http://127.0.0.1:9/hook")
+    told = _run(host, prompt, lora=["11", 3], report=["11", 5], state=["11", 0])
+    assert _bytes(told["lora"]) == _bytes(plain["lora"])
+    assert told["report"].endswith("the webhook (GRAFT_WEBHOOK) was not reached: it is away")
+    assert [to for to, _ in posted] == ["http://127.0.0.1:9/hook"] * 2
+    losses = told["state"].history.loss
+    for (_, said), (step, steps) in zip(posted, ((2, 2), (5, 3)), strict=True):
+        assert (said["run"], said["ended"], said["step"], said["until"]) == (run, "done", step, step)
+        assert said["steps"] == steps and said["loss"] == losses[step - 1] and said["seconds"] > 0
+    posted.clear()
+    host.fresh()
+    _run(host, prompt, lora=["11", 3])
+    assert posted == [], "what was stored is not trained, and no news"
+    monkeypatch.setenv("GRAFT_WEBHOOK", "ftp://127.0.0.1/hook")
+    result = host.run(_workflow(host, pictures, f"{run} refused", 1))
+    assert "GRAFT_WEBHOOK is no address" in str(result["errors"]) and not result["success"]
+
+
 def test_previews_and_the_state_can_be_asked_for_while_it_trains(host, pictures, run, wall, monkeypatch):
     real = wall.events.send_event
 

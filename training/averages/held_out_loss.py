@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 
 import torch
@@ -44,16 +45,29 @@ def held_out_loss(
         trained = read_lora(lora, state.start.adapter, state.base_of_differences())
         if trained.keys() != state.trained.keys():
             raise ValueError("The weights to score are not of this run: they have other layers.")
+    with open_for_measuring(replace(state, trained=trained), denoiser, dataset) as work:
+        held = validate(work, numbers)
+    if held is None:
+        return None
+    return held.loss
+
+
+@contextmanager
+def open_for_measuring(
+    state: TrainState,
+    denoiser: Denoiser,
+    dataset: Dataset,
+    raise_if_interrupted: Callable[[], None] | None = None,
+) -> Iterator[Workspace]:
+    """A context with a state's weights on the model as Train Step measures them: without an average beside them, and
+    with the base as it was loaded.
+    """
     with torch.inference_mode(False):
-        # as Train Step measures it: without an average beside it, and with the base as it was loaded
         start = replace(state.start, ema=None, adapter=replace(state.start.adapter, base_weights=AS_LOADED))
-        start_state = replace(state, start=start, trained=trained, optimizer={}, average={}, powers={})
-        work = Workspace(start_state, denoiser, dataset)
+        start_state = replace(state, start=start, optimizer={}, average={}, powers={})
+        work = Workspace(start_state, denoiser, dataset, raise_if_interrupted=raise_if_interrupted)
         with work.install():
-            held = validate(work, numbers)
-        if held is None:
-            return None
-        return held.loss
+            yield work
 
 
 def halves(dataset: Dataset) -> tuple[range, range]:

@@ -147,6 +147,9 @@ class Filters:
         read_whole_number(0, 64),
         "Threads that prepare batches ahead; 0 is one where not all fits into memory. The result never changes.",
     )
+    leave_out: tuple[str, ...] = _key(
+        (), read_tags, "Leaves out the images of these names, as the panel's Leave out writes them."
+    )
 
     size: int | None = _key(
         None, read_whole_number(64, 8192), "The resolution, in place of the node's (LunNova's size)."

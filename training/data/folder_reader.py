@@ -385,6 +385,9 @@ class _FolderReader:
         return []
 
     def _read_image(self, path: Path, name: str) -> list[ImageEntry]:
+        if name in self.filters.leave_out:
+            self.counts.left_out["by leave_out"] += 1
+            return []
         layout, image_caption = self._written_caption(path)
         caption = self._caption(image_caption)
         if self.filters.wildcards:

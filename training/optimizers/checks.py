@@ -48,10 +48,11 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     errors += record.check_run(run)
     if run.trained:
         errors += record.cannot_learn(settings, _highest_rate(settings), run)
-    if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
+    if settings.offload == "layers" and trainable_kind(run.kind).full_weights and not settings.fused_backward:
         errors.append(
-            "offload to CPU memory is layers, which moves frozen weights, and adapter type full freezes none: set it to"
-            " optimizer or activations"
+            "offload to CPU memory is layers, and adapter type full trains the weights that wait there, one after the"
+            " other in the backward pass: switch fused backward pass on, or set offload to CPU memory to optimizer or"
+            " activations"
         )
     if settings.compile != "off" and run.dropout:
         errors.append(

@@ -206,8 +206,8 @@ class OptimizerSettings:
         "offload to CPU memory",
         "none",
         "What to keep in CPU memory when you train on a GPU. activations: what the backward pass needs. optimizer:"
-        " the optimizer state. layers: as many blocks of the frozen model as do not fit (use it with gradient"
-        " checkpointing). Saves GPU memory; slower, same result.",
+        " the optimizer state. layers: as many blocks of the model as do not fit (use it with gradient checkpointing;"
+        " for full weights you need fused backward pass too). Saves GPU memory; slower, same result.",
         choices=OFFLOADS,
         advanced=True,
         kohya=(

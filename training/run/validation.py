@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import NamedTuple
 
 import torch
+from torch import Tensor
 
 from ..data.batches import BatchItem
 from ..tasks.draws import HeldOutDraws
+from ..tasks.task import Measures
 from .workspace import HeldOutLoss, Workspace
 
 MOST_IMAGES = 64
@@ -66,14 +68,25 @@ def validate(work: Workspace, numbers: Collection[int] | None = None) -> HeldOut
             if numbers is not None and number not in numbers:
                 continue
             work.raise_if_interrupted()
-            item, measures = BatchItem(work.dataset, image, 0, False, image.caption, False), []
-            for strength in work.task.strengths(work.dataset):
-                draws = HeldOutDraws(work.start_state.start.seed, number)  # the same at each strength
-                with work.at_strength(strength):
-                    measures.append(work.task.held_out(work, item, draws))
-            means.append(torch.cat([one.losses for one in measures]).mean())
+            measures = measure_picture(work, BatchItem(work.dataset, image, 0, False, image.caption, False), number)
+            means.append(mean_loss(measures))
             accuracies += [one.accuracy for one in measures if one.accuracy is not None]
     loss = float(torch.stack(means).mean())
     if not accuracies:
         return HeldOut(loss)
     return HeldOut(loss, float(torch.stack(accuracies).mean()))
+
+
+def measure_picture(work: Workspace, item: BatchItem, number: int) -> list[Measures]:
+    """What one picture measures at each strength of the task, with the noise levels and the noise of a number."""
+    measures = []
+    for strength in work.task.strengths(work.dataset):
+        draws = HeldOutDraws(work.start_state.start.seed, number)  # the same at each strength
+        with work.at_strength(strength):
+            measures.append(work.task.held_out(work, item, draws))
+    return measures
+
+
+def mean_loss(measures: Sequence[Measures]) -> Tensor:
+    """The mean over noise levels and strengths."""
+    return torch.cat([one.losses for one in measures]).mean()

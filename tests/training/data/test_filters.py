@@ -145,6 +145,7 @@ def test_defaults_stay():
         "cache_gb": 20.0,
         "write_schedule": False,
         "workers": 0,
+        "leave_out": (),
         "size": None,
         "flip_p": None,
         "validation": None,

@@ -145,6 +145,14 @@ def test_scores_choose_pictures(tmp_path):
     assert "1 left out with a tag of blacklist_tags" in report(listing)
 
 
+def test_images_are_left_out_by_their_names(tmp_path):
+    _many(tmp_path, [1] * 4)
+    every = [entry.name for entry in _read(tmp_path).train]
+    listing = _read(tmp_path, f"leave_out: ['{every[1]}', '{every[3]}', other.png]")
+    assert [entry.name for entry in listing.train] == [every[0], every[2]]
+    assert "2 left out by leave_out" in listing.notes
+
+
 def test_every_nth_file_in_the_order_of_their_names(tmp_path):
     _many(tmp_path, [1] * 7)
     assert [entry.name[7] for entry in _read(tmp_path, "consider_every_nth: 3").train] == ["0", "3", "6"]
