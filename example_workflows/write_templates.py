@@ -248,18 +248,18 @@ FIRST_NOTE = (
     "# Train your first LoRA",
     "Teaches the demo model a word that it does not know, *zorp*, from 16 images. It needs no GPU, and there is nothing"
     " to download: the demo's images are put into `input/graft_demo` if they are not there.",
-    "**Press Run.** It trains for a minute or two, saves the LoRA in `output/loras`, and draws *a zorp middle* before"
-    " and after.",
-    "**Enter subgraph** on *Train a LoRA* shows the curve and the previews as they come, and stops the run. Run"
-    " continues it.",
-    "Then change one of the nine settings and run again. Or drop a folder of your own images with captions onto"
-    " *Dataset* in the subgraph, and choose it as *folder*.",
+    "**Press Run.** *Train a LoRA* shows the curve and the previews as they come. It takes a minute or two, saves the"
+    " LoRA in `output/loras`, and draws *a zorp middle* before and after. **Stop and keep** stops it; Run continues.",
+    "**Your own**: drop a folder of images with captions onto *Train a LoRA*, write what they show into *prompt*, give"
+    " it a *run name*, and run again.",
     "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the curve"
     " while it trains, then the previews, the saved LoRA with a button that downloads it, and the images.",
 )
+FIRST_ROOM = 797  # height of the blueprint while it trains
 FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
     "folder": "graft_demo/concept",
+    "text": "a zorp middle",
     "resolution": 256,
     "rank": 16,
     "learning_rate": 0.002,
@@ -271,37 +271,37 @@ FIRST_SETTINGS = {
 
 
 def first(classes: Mapping[str, Any]) -> dict[str, Any]:
-    """The blueprint with its nine settings on the demo model, images before and after, the curve and the saved file."""
+    """The blueprint with its ten settings on the demo model, images before and after, the curve and the saved file."""
     blueprint = json.loads(BLUEPRINT.read_text(encoding="utf-8"))
     graph = Graph(classes, FIRST, first_id=21, lanes=True)  # not an id inside the blueprint
-    note = graph.note(FIRST_NOTE)
+    note = graph.note(FIRST_NOTE, 240)
     demo = graph.add("GraftDemo")
-    prompt = graph.add("CLIPTextEncode", "Prompt", text="a zorp middle")
-    negative = graph.add("CLIPTextEncode", "Negative: nothing", text="")
     latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
-    before = _sampled(graph, "Before", "first/before", 300)
-    train = _blueprint_node(graph, blueprint, 540)
-    after = _sampled(graph, "After", "first/after", 300)
-    curve = graph.add("SaveImage", "Loss", 230, filename_prefix="first/loss")
+    train = _blueprint_node(graph, blueprint, FIRST_ROOM)
+    before = _sampled(graph, "Before", "first/before", 280)
+    after = _sampled(graph, "After", "first/after", 280)
+    curve = graph.add("SaveImage", "Loss", 290, filename_prefix="first/loss")
     file = graph.add("PreviewAny", "Saved file", 140)
     for name, output in (("model", 0), ("clip", 1), ("vae", 2)):
         graph.link(demo, output, train, name)
-    for source, name in ((prompt, "positive"), (negative, "negative"), (latent, "latent")):
-        graph.link(source, 0, train, name)
-    for text in (prompt, negative):
-        graph.link(demo, 1, text, "clip")
-    _link_samplers(graph, ((before, (demo, 0)), (after, (train, 0))), demo, prompt, negative, latent)
+    graph.link(latent, 0, train, "latent")
+    for (sampler, decode, _), model in ((before, (demo, 0)), (after, (train, 0))):
+        graph.link(*model, sampler, "model")
+        graph.link(train, 4, sampler, "positive")
+        graph.link(train, 5, sampler, "negative")
+        graph.link(latent, 0, sampler, "latent_image")
+        graph.link(demo, 2, decode, "vae")
     graph.link(train, 2, curve, "images")
     graph.link(train, 3, file, "source")
-    graph.column(0, 270, note)
-    graph.column(320, 240, demo, prompt, negative, latent)
-    graph.column(610, 310, train)
-    _folded_row(graph, 980, 60, before)
-    _folded_row(graph, 1330, 60, after)
-    graph.column(980, 290, curve, top=575)
-    graph.column(1330, 290, file, top=575)
-    graph.group("Model and prompts", "#3f789e", demo, prompt, negative, latent)
-    graph.group("Train: nine settings", "#b58b2a", train)
+    # the note as high as the groups begin
+    graph.column(0, 240, note, graph.head - 50, demo, latent, top=90 - graph.head)
+    graph.column(320, 600, train)
+    _folded_row(graph, 990, 60, before)
+    _folded_row(graph, 1310, 60, after)
+    graph.column(990, 270, curve, top=560)
+    graph.column(1310, 270, file, top=560)
+    graph.group("Model", "#3f789e", demo, latent)
+    graph.group("Train: ten settings", "#b58b2a", train)
     graph.group("Before", "#8A8", *before)
     graph.group("After", "#8A8", *after)
     graph.group("The curve, and the saved file", "#8A8", curve, file)
@@ -310,7 +310,9 @@ def first(classes: Mapping[str, Any]) -> dict[str, Any]:
         "inputs": [[train["id"], name] for name in shown],
         "outputs": [after[2]["id"], curve["id"], *_inside(blueprint, train["id"], "GraftSaveLoRA", "TrainStep")],
     }
-    return {**graph.document(linearData=form), "definitions": _with_previews(blueprint["definitions"])}
+    written = graph.document(linearData=form)
+    train["size"][1] = 0  # as low as its panels are before it trains
+    return {**written, "definitions": _with_previews(blueprint["definitions"])}
 
 
 def _inside(blueprint: dict[str, Any], outer: int, *kinds: str) -> list[str]:
@@ -377,9 +379,9 @@ def _folded_row(graph: Graph, left: int, top: int, sampled: tuple[dict[str, Any]
     """Place a sampler and its decoder as their titles alone, above the picture."""
     sampler, decode, save = sampled
     graph.fold(sampler, decode)
-    graph.column(left, 120, sampler, top=top)
-    graph.column(left + 170, 120, decode, top=top)
-    graph.column(left, 290, save, top=top + 60)
+    graph.column(left, 110, sampler, top=top)
+    graph.column(left + 150, 120, decode, top=top)
+    graph.column(left, 270, save, top=top + 60)
 
 
 # --- what LoRAs do ----------------------------------------------------------------------------------------------------

@@ -8,6 +8,7 @@ from . import (
     averages,
     dataset,
     demo,
+    diffusers_folder,
     lora,
     merging,
     picture_losses,
@@ -36,6 +37,7 @@ _FILES = (
     averages,
     picture_losses,
     plot,
+    diffusers_folder,
     demo,
 )
 NODES: list[type[io.ComfyNode]] = [node for file in _FILES for node in file.NODES]

@@ -118,7 +118,7 @@ class GraftOptimizer(SettingsNode):
         ("learning_rate",),
         ("block_rates",),
         ("optimizer",),
-        ("optimizer", "options"),
+        ("optimizer", "optimizer_class", "options"),
         # what decides whether a run can learn at all
         (
             "optimizer",
@@ -164,7 +164,7 @@ class GraftOptimizer(SettingsNode):
         from ..training.optimizers.checks import check_rate
 
         made = OptimizerSettings(**values)
-        check_installed(made.optimizer)
+        check_installed(made)
         if "learning_rate" in values and not made.scale_lr:  # whose batch size only the run knows
             check_rate(made)
 

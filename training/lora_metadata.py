@@ -9,9 +9,7 @@ from .data.kohya_metadata import epoch_of
 from .expert_lora import expert_metadata
 from .objective.loss_kinds import LOSSES
 from .objective.weightings import WEIGHTINGS
-from .optimizers import options
 from .optimizers.learning_rate_schedule import peak_rate
-from .optimizers.registry import OPTIMIZERS
 from .optimizers.settings import OptimizerSettings
 from .state import TrainState
 
@@ -54,8 +52,7 @@ def _optimizer_metadata(optimizer: OptimizerSettings) -> dict[str, Any]:
         schedule = "constant_with_warmup"
     else:
         schedule = optimizer.schedule
-    record = OPTIMIZERS.get(optimizer.optimizer)
-    arguments = options.parse(optimizer.optimizer, optimizer.options)
+    record, arguments = optimizer.record, dict(optimizer.parsed_options)
     if record.has_weight_decay:
         arguments = {"weight_decay": optimizer.weight_decay, **arguments}
     argument_text = ",".join(f"{name}={value}" for name, value in arguments.items())

@@ -3,6 +3,7 @@
  * the headers of its pictures say; after a run, what was read (the node's `graft_dataset` output,
  * training/data/folder_report.py makes both). Captions are edited in place; dropped files are uploaded.
  */
+import { announce } from './app_mode.js'
 import { editCaption, forgetHistory, historyAt } from './caption_editor.js'
 import { askAndUpload, entriesOf, plan } from './dataset_upload.js'
 import { el, hasFiles } from './dom.js'
@@ -13,7 +14,6 @@ import {
   chain,
   changing,
   everyNode,
-  fit,
   isRestoring,
   placeOf,
   posted,
@@ -25,10 +25,12 @@ import { chooserOf, refreshOutside } from './folder_chooser.js'
 import { linkOf, valueOf, widgetOf } from './latent_size.js'
 import { inOrder, leaveOut, lossLines, lossesOf, orderChoice } from './picture_losses.js'
 import { boxOf } from './problem_box.js'
-import { say, sayAround } from './problems.js'
+import { say } from './problems.js'
+import { fitShown, offer } from './subgraph_panels.js'
 import { t } from './texts.js'
 
 const AT_ONCE = 24
+const HEIGHT = 270 // as graft.css has it
 const PATIENCE = 400 // milliseconds without a further change before the folder is looked at
 const CAPTIONS = 'graft captions' // the last change of a caption
 const PROPERTY = 'graft folder' // that was read last, where a link gives its name
@@ -77,6 +79,11 @@ class Panel {
       this.body,
     )
     addPanel(node, 'dataset', this.content)
+    offer(node, this.content, {
+      spare: () => Math.max(0, this.content.offsetHeight - HEIGHT),
+      moved: () => this.refit(),
+      drop: (event) => this.drop(event),
+    })
     widen(node, 340)
     this.body.addEventListener('wheel', (event) => this.scrolls() && event.stopPropagation())
     this.empty()
@@ -175,7 +182,7 @@ class Panel {
     this.question = JSON.stringify(this.inputs())
     this.show({ ...found, folder, isRead: true })
     const placed = found.placed ?? [] // the demo's folders; a cached node says again what it has said
-    if (String(placed) !== String(this.placed ?? [])) sayAround(this.node, 'placed', placed)
+    if (String(placed) !== String(this.placed ?? [])) announce(this.node, 'placed', placed)
     this.placed = placed
   }
 
@@ -296,7 +303,7 @@ class Panel {
   }
 
   refit() {
-    requestAnimationFrame(() => this.node.graph && fit(this.node))
+    requestAnimationFrame(() => fitShown(this.node))
   }
 
   scrolls() {

@@ -43,6 +43,8 @@ export const refreshOutside = () => everyNode((node) => lists.get(node)?.forEach
 
 function becomeList(widget) {
   Object.defineProperty(widget, 'type', { get: () => 'combo', configurable: true })
+  // as tall as a list is, where Nodes 2.0 would give it room as it does a panel
+  Object.defineProperty(widget, 'computeLayoutSize', { value: undefined, configurable: true })
   fillList(widget)
 }
 

@@ -14,6 +14,7 @@ import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as notice from './notice.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
+import * as subgraphPanels from './subgraph_panels.js'
 import * as todo from './todo.js'
 import * as training from './training.js'
 
@@ -45,6 +46,7 @@ app.registerExtension({
     todo.listen()
     dataset.listen()
     folder.listen()
+    subgraphPanels.listen()
     return replaceDefaultGraph()
   },
   getCustomWidgets: () => ({ [TYPE]: loraRows, [folder.TYPE]: folder.folderChooser }),
@@ -64,7 +66,10 @@ app.registerExtension({
     }
     if (node.subgraph) folder.listsOutside()
   },
-  afterConfigureGraph: folder.listsOutside,
+  afterConfigureGraph() {
+    folder.listsOutside()
+    subgraphPanels.place()
+  },
   refreshComboInNodes() {
     dataset.refresh()
     folder.refreshOutside()

@@ -12,28 +12,22 @@ const ROOM = 12 // pixels that the classic canvas takes from a panel below multi
 const LOOK_AGAIN = 250 // milliseconds between looks at whether a queued workflow was refused
 const PATIENCE = 60_000
 
-const told = new WeakMap() // node: what its box says, [{about (a node), kind, lines}]
+const told = new WeakMap() // node: what its box says, [{about (a node), lines}]
 const lent = new WeakMap() // node without a panel of its own: {widget, height (of the node before)}
 
 /** Say what is wrong at a node of the pack, a line each; no line takes it back. */
 export function say(node, lines, around = holdersOf(node)) {
   if (!isOurs(node)) return
-  for (const one of [node, ...around]) tell(one, node, 'problem', lines)
+  for (const one of [node, ...around]) tell(one, node, lines)
   appMode.announce(node, 'problem', lines)
 }
 
-/** Say around a node what is not a problem and its own panel says itself, a line each; no line takes it back. */
-export function sayAround(node, kind, lines) {
-  for (const holder of holdersOf(node)) tell(holder, node, kind, lines)
-  appMode.announce(node, kind, lines)
-}
-
-/** Have a node's box say lines about a node, in place of what it said of that kind. */
-function tell(node, about, kind, lines) {
+/** Have a node's box say lines about a node, in place of what it said of it. */
+function tell(node, about, lines) {
   const before = told.get(node) ?? []
-  const others = before.filter((one) => one.about !== about || one.kind !== kind)
+  const others = before.filter((one) => one.about !== about)
   if (!lines.length && others.length === before.length) return
-  told.set(node, lines.length ? [...others, { about, kind, lines }] : others)
+  told.set(node, lines.length ? [...others, { about, lines }] : others)
   draw(node)
 }
 
@@ -43,7 +37,7 @@ function draw(node) {
   const box = boxOf(node)
   if (!box) return
   const shown = box.textContent
-  box.replaceChildren(...all.flatMap(({ about, kind, lines }) => linesAt(node, about, kind, lines)))
+  box.replaceChildren(...all.flatMap(({ about, lines }) => linesAt(node, about, lines)))
   box.hidden = !all.length
   const isEmpty = () => lent.has(node) && !told.get(node).length
   if (isEmpty()) {
@@ -53,11 +47,10 @@ function draw(node) {
 }
 
 /** Lines about a node as another says them: with its title, unless they begin with it. */
-function linesAt(node, about, kind, [first, ...more]) {
+function linesAt(node, about, [first, ...more]) {
   const title = `${about.title}: `
   const isNamed = node === about || first.startsWith(title)
-  const style = kind === 'problem' ? '' : 'graft-aside'
-  return [isNamed ? first : `${title}${first}`, ...more].map((line) => el('div', { class: style }, line))
+  return [isNamed ? first : `${title}${first}`, ...more].map((line) => el('div', {}, line))
 }
 
 /** Say nothing any more: a run begins. */

@@ -14,12 +14,12 @@ import * as appMode from './app_mode.js'
 import { Series, Smoothed, draw } from './chart.js'
 import { curveTable, saveText } from './curve_table.js'
 import { duration, el, short, size } from './dom.js'
-import { addPanel, api, app, asked, chain, everyNode, fit, nodeOf, posted, remember, roomOf, widen } from './editor.js'
+import { addPanel, api, app, asked, chain, everyNode, nodeOf, posted, remember, roomOf, widen } from './editor.js'
 import { Gallery, Previews } from './gallery.js'
 import { openOverlay } from './overlay.js'
 import { Plot } from './plot.js'
-import { sayAround } from './problems.js'
 import { onSetting, setting } from './settings.js'
+import { fitShown, offer } from './subgraph_panels.js'
 import { t } from './texts.js'
 
 const PROPERTY = 'graft run'
@@ -64,7 +64,9 @@ function callsNow() {
 export function addTrainingPanel(node) {
   const panel = new Panel(node)
   panels.set(node, panel)
-  addPanel(node, 'training', panel.content, () => panel.spare())
+  const spare = () => panel.spare()
+  addPanel(node, 'training', panel.content, spare)
+  offer(node, panel.content, { spare, moved: () => panel.moved() })
   widen(node, 340)
   chain(node, 'onConfigure', () => panel.restore())
   setTimeout(() => panel.restore()) // a graph that is loaded may have configured its nodes by now
@@ -160,7 +162,7 @@ class Panel {
       this.actions,
       this.gallery.element,
     )
-    this.content = el('div', { class: 'graft-content' }, this.inner)
+    this.content = el('div', { class: 'graft-content graft-trained' }, this.inner)
   }
 
   /** How many pixels the chart is taller than it must be. */
@@ -487,7 +489,7 @@ class Panel {
     if (step === undefined) return
     const running = state === 'running'
     const ending = this.ending()
-    if (ending !== this.endingSaid) sayAround(this.node, 'ending', ending ? [ending] : [])
+    if (ending !== this.endingSaid) appMode.announce(this.node, 'ending', ending ? [ending] : [])
     this.endingSaid = ending
     const facts = [
       [t('step'), running ? t('{step} of {until}', { step, until }) : String(step)],
@@ -580,7 +582,14 @@ class Panel {
       const height = roomOf(this.content, this.spare())
       if (this.isLarge || height === this.drawnHeight || !this.node.graph) return
       this.drawnHeight = height
-      fit(this.node)
+      fitShown(this.node)
     })
+  }
+
+  /** It is shown at another node. */
+  moved() {
+    this.drawnHeight = undefined
+    this.changed()
+    this.refit()
   }
 }

@@ -17,8 +17,14 @@ from test_browser_workflows import look_at
 TEMPLATE, BLUEPRINT = "Train your first LoRA", "Train a LoRA (Graft)"
 STEPS, PREVIEWS = 800, 80  # enough that Stop comes before the end, however slow the page is
 WAIT = PATIENCE * 1000  # milliseconds
-STATUS = ".graft-training .graft-status:visible"
+OUTSIDE = ".graft-outside:visible"  # the panels on the subgraph's own node
+STATUS = ".graft-trained .graft-status:visible"
 INNER = "app.canvas.graph.nodes.find((node) => node.type === type)"
+COUNT = """() => {
+  window.clicks = 0
+  document.addEventListener('pointerdown', (event) => { window.clicks += event.isTrusted }, true)
+}"""
+INSIDE = "app.graph.nodes.find((node) => node.subgraph).subgraph.nodes.find((node) => node.type === type)"
 SET = """([node, values]) => {
   for (const [name, value] of Object.entries(values)) {
     const widget = node.widgets.find((one) => one.name === name)
@@ -40,6 +46,28 @@ def make(editor: Editor, place: Path, own: Path) -> None:
     samples_with(editor, file)
 
 
+def make_with_few_clicks(editor: Editor, own: Path) -> None:
+    """From an empty editor and a folder of pictures without captions to the saved file and pictures of it."""
+    editor.do(COUNT)
+    opens_the_template(editor)
+    folder = own / f"twelve {'nodes2' if editor.modern else 'classic'}"
+    folder.mkdir()
+    for path in sorted((ROOT / "demo" / "concept").glob("*.png"))[:12]:
+        shutil.copy(path, folder)
+    uploads(editor, folder).get_by_role("tab", name="Images (12)").wait_for()
+    editor.do(f"(values) => ({SET})([{outer()}, values])", {"steps": 20, "resolution": 64, "run": folder.name})  # quick
+    editor.screenshot("few-clicks-dropped")
+    presses_run(editor)
+    after = "() => app.nodeOutputs?.[app.graph.nodes.find((node) => node.title === 'After').id]?.images?.length === 4"
+    editor.page.wait_for_function(after, timeout=WAIT)
+    editor.wait_until_idle(WAIT)
+    editor.screenshot("few-clicks-trained")
+    assert reached(editor) == 20
+    assert editor.do("() => app.lastExecutionError ?? null") is None
+    assert editor.page.get_by_role("alert").filter(visible=True).count() == 0, "no dead end"
+    assert editor.do("() => window.clicks") <= 6
+
+
 def opens_the_template(editor: Editor) -> None:
     """Templates, and the template by its title."""
     editor.clear()
@@ -48,26 +76,31 @@ def opens_the_template(editor: Editor) -> None:
 
 
 def drops_a_folder(editor: Editor, own: Path) -> str:
-    """A folder with eight images and captions, dropped onto the panel of the Dataset in the subgraph; its name."""
+    """A folder with eight images and captions, dropped onto the subgraph's own node; its name."""
     folder = own / f"my zorps {'nodes2' if editor.modern else 'classic'}"
     folder.mkdir()
     for path in sorted((ROOT / "demo" / "concept").iterdir())[:16]:
         shutil.copy(path, folder)
-    editor.enter(BLUEPRINT)
-    shows(editor, "GraftDataset")
-    panel = editor.page.locator(".graft-dataset:visible")
-    panel.get_by_role("tab", name="Images").or_(panel.get_by_role("alert").filter(has_text="folder")).first.wait_for()
-    drop(editor, folder)
-    panel.get_by_role("button", name="Upload").click()
+    panel = uploads(editor, folder)
     panel.get_by_role("tab", name="Images (8)").wait_for()
     assert folder_outside(editor) == folder.name, "the folder that was dropped is chosen on the subgraph's node"
+    editor.enter(BLUEPRINT)
     sets(editor, "TrainStep", preview_every=PREVIEWS)
+    leaves(editor)
     return folder.name
+
+
+def uploads(editor: Editor, folder: Path) -> Any:
+    """Drop a folder onto the subgraph's own node and say yes; what the node shows."""
+    panel = editor.page.locator(OUTSIDE)
+    panel.get_by_role("tab", name="Images").or_(panel.get_by_role("alert").filter(has_text="folder")).first.wait_for()
+    drop(editor, folder, onto=f"{OUTSIDE} .graft-scroll")
+    panel.get_by_role("button", name="Upload").click()
+    return panel
 
 
 def chooses_it(editor: Editor, folder: str) -> None:
     """The folder, from the list on the subgraph's own node; few steps on small images."""
-    leaves(editor)
     sets(editor, "EmptyLatentImage", width=64, height=64, batch_size=1)
     editor.do(
         f"(values) => ({SET})([{outer()}, values])", {"steps": STEPS, "resolution": 64, "batch_size": 2, "run": folder}
@@ -93,15 +126,13 @@ def chooses_it(editor: Editor, folder: str) -> None:
 
 def runs_and_stops(editor: Editor) -> None:
     """Run, the curve grows, and Stop before the end: it says what is kept and how to go on."""
-    editor.enter(BLUEPRINT)
-    shows(editor, "TrainStep")
     presses_run(editor)
     at = reached(editor, 2)
-    chart = editor.page.locator(".graft-training .graft-chart:visible").element_handle()
+    chart = editor.page.locator(".graft-trained .graft-chart:visible").element_handle()
     before = chart.evaluate("(canvas) => canvas.toDataURL()")
     reached(editor, at + 1)
     editor.page.wait_for_function("([canvas, before]) => canvas.toDataURL() !== before", arg=[chart, before])
-    editor.page.locator(".graft-training figcaption:visible").first.wait_for(timeout=WAIT)
+    editor.page.locator(".graft-trained figcaption:visible").first.wait_for(timeout=WAIT)
     editor.page.locator(".graft-stop:visible").click()
     ending = editor.page.locator(STATUS).get_by_text(re.compile(rf"stopped at \d+ of {STEPS}, kept; Run continues"))
     ending.wait_for(timeout=WAIT)
@@ -114,7 +145,7 @@ def goes_on(editor: Editor) -> None:
     """Run again: the same run goes on to its end, and its curve is whole."""
     stopped = state(editor)
     presses_run(editor)
-    moved_on = f"([type, key]) => {INNER}.properties['graft run'].key !== key"
+    moved_on = f"([type, key]) => {INSIDE}.properties['graft run'].key !== key"
     editor.page.wait_for_function(moved_on, arg=["TrainStep", stopped["key"]], timeout=WAIT)
     editor.wait_until_idle(WAIT)
     whole = state(editor)
@@ -127,7 +158,7 @@ def goes_on(editor: Editor) -> None:
 def looks_at_previews(editor: Editor) -> None:
     """Step by step with the slider, two steps side by side, and one over the whole page."""
     page = editor.page
-    figures = page.locator(".graft-training figure:visible")
+    figures = page.locator(".graft-trained figure:visible")
     slider = page.get_by_label("Step of the previews")
     slider.focus()
     page.keyboard.press("Home")
@@ -138,7 +169,7 @@ def looks_at_previews(editor: Editor) -> None:
     first, last = figures.all_inner_texts()[:2]
     assert (first, last) == (f"step {PREVIEWS}, weights", f"step {STEPS}, weights")
     page.wait_for_function(
-        "() => [...document.querySelectorAll('.graft-training img')].every((one) => one.naturalWidth > 0)"
+        "() => [...document.querySelectorAll('.graft-trained img')].every((one) => one.naturalWidth > 0)"
     )
     editor.screenshot("first-lora-previews")
     page.get_by_title("Enlarge").first.click()
@@ -151,7 +182,6 @@ def looks_at_previews(editor: Editor) -> None:
 
 def saved_file(editor: Editor, place: Path) -> Path:
     """The LoRA's file, whose path the template shows."""
-    leaves(editor)
     shown = editor.do("() => app.nodeOutputs[app.graph.nodes.find((node) => node.type === 'PreviewAny').id].text")
     file = Path("".join(shown))
     assert file.is_file() and file.parent == place / "output" / "loras" and file.suffix == ".safetensors"
@@ -202,11 +232,6 @@ def presses_run(editor: Editor) -> None:
     editor.page.get_by_role("button", name="Run", exact=True).first.click()
 
 
-def shows(editor: Editor, kind: str) -> None:
-    """Bring the node of this kind into sight."""
-    look_at(editor, editor.do(f"(type) => {INNER}.id", kind))
-
-
 def sets(editor: Editor, kind: str, **values: Any) -> None:
     """Give the widgets of the node of this kind values."""
     editor.do(f"([type, values]) => ({SET})([{INNER}, values])", [kind, values])
@@ -233,7 +258,7 @@ def folder_outside(editor: Editor) -> str:
 
 def state(editor: Editor) -> dict[str, Any]:
     """What the store has of the run that the Train Step in the subgraph shows."""
-    kept = editor.do(f"(type) => {INNER}.properties['graft run']", "TrainStep")
+    kept = editor.do(f"(type) => {INSIDE}.properties['graft run']", "TrainStep")
     return {
         **editor.do("(k) => fetch(`/graft/runs/${k.run}/${k.key}`).then((r) => r.json())", kept),
         "key": kept["key"],

@@ -19,14 +19,15 @@ SMALL = """() => {
 }"""
 STEPS = 12
 WANTED = ["after_", "loss_", *(f"-{step:08}-{of}-0" for step in (6, 12) for of in ("weights", "average"))]
-NINE = [
-    "seed",
+TEN = [
     "image folder",
+    "prompt",
+    "steps",
     "resolution",
     "rank (dim)",
     "learning rate",
     "batch size",
-    "steps",
+    "seed",
     "run name",
     "filename prefix",
 ]
@@ -98,7 +99,7 @@ def leaves_app_mode(editor):
 def test_the_first_template_is_a_form_that_trains_without_the_graph(editor, place):
     page, run = editor.page, "app nodes2" if editor.modern else "app classic"
     form = enters_app_mode(editor)
-    assert form.get_by_test_id("builder-widget-label").all_inner_texts() == NINE
+    assert form.get_by_test_id("builder-widget-label").all_inner_texts() == TEN
     editor.screenshot("app-mode-form")
     for name, value in (("resolution", 64), ("batch size", 2), ("steps", STEPS), ("run name", run)):
         fill_in(form, name, value)

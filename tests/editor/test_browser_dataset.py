@@ -30,11 +30,16 @@ def resting_box(editor, selector):
     return box
 
 
-def drop(editor, *paths):
-    """Drag files and folders of this machine onto the panel."""
-    box = resting_box(editor, f"{PANEL} .graft-scroll")
+def drop(editor, *paths, onto=f"{PANEL} .graft-scroll"):
+    """Drag files and folders of this machine onto the panel, or the middle of another element."""
+    box = resting_box(editor, onto)
+    drop_at(editor, box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, *paths)
+
+
+def drop_at(editor, x, y, *paths):
+    """Drag files and folders of this machine to a point of the page."""
     session = editor.page.context.new_cdp_session(editor.page)
-    place = {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
+    place = {"x": x, "y": y}
     data = {"items": [], "files": [str(path) for path in paths], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         session.send("Input.dispatchDragEvent", {"type": kind, "data": data, **place})
@@ -251,7 +256,7 @@ def test_a_folder_is_searched_for_and_what_is_wrong_is_said_at_the_widget(editor
     editor.errors[:] = [error for error in editor.errors if "404" not in error and "400" not in error]
 
 
-def test_demo_folders_that_a_run_puts_into_place_are_said_in_the_panel_and_around_a_subgraph(editor, place):
+def test_demo_folders_that_a_run_puts_into_place_are_said_in_the_panel_inside_a_subgraph_too(editor, place):
     shutil.rmtree(place / "input" / "graft_demo", ignore_errors=True)
     editor.clear()
     settings = {"folder": "graft_demo/concept", "resolution": 64, "captions": "auto"}
@@ -270,8 +275,8 @@ def test_demo_folders_that_a_run_puts_into_place_are_said_in_the_panel_and_aroun
     editor.do("(id) => { app.graph.getNodeById(id).widgets.find((one) => one.name === 'repeats').value += 2 }", data)
     editor.wrap([data], "group")
     editor.queue()
-    said = editor.page.locator(".graft-said:visible").get_by_role("alert")
-    said.get_by_text(f"Dataset: {words}", exact=True).wait_for()
+    said = editor.page.locator(".graft-outside:visible").get_by_text(words, exact=True)
+    said.wait_for()
     editor.screenshot("dataset-puts-into-place-inside")
     editor.wait_until_idle()
     editor.queue()  # everything is there and cached

@@ -12,7 +12,7 @@ from graft_nodes.training.reports.curve_table import curve_table
 from serving import Server, few_pictures, named_front_end
 
 SEND = "([name, detail]) => (app.api ?? window.comfyAPI.api.api).dispatchEvent(new CustomEvent(name, {detail}))"
-STATUS = ".graft-training .graft-status:visible"
+STATUS = ".graft-trained .graft-status:visible"
 STEPS = 100_000
 
 
@@ -53,7 +53,7 @@ def reached(editor, least=1):
 def first_step(editor):
     """The first step that the chart knows: what it says at its left edge."""
     editor.page.mouse.move(5, 500)
-    editor.page.locator(".graft-training .graft-chart:visible").hover(position={"x": 45, "y": 60})
+    editor.page.locator(".graft-trained .graft-chart:visible").hover(position={"x": 45, "y": 60})
     return int(re.search(r"step (\d+)", editor.page.locator(".graft-tip:visible").inner_text())[1])
 
 

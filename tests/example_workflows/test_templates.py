@@ -83,7 +83,7 @@ def test_the_committed_templates_are_what_the_script_writes(host, script):
         assert committed == json.loads(json.dumps(document)), f"run example_workflows/write_templates.py: {title}"
 
 
-def test_the_first_template_has_the_blueprint_with_its_nine_settings_as_a_form():
+def test_the_first_template_has_the_blueprint_with_its_ten_settings_as_a_form():
     data = json.loads((FOLDER / f"{FIRST}.json").read_text(encoding="utf-8"))
     blueprint = json.loads((ROOT / "subgraphs" / "Train a LoRA (Graft).json").read_text(encoding="utf-8"))
     (step,) = (node for node in blueprint["definitions"]["subgraphs"][0]["nodes"] if node["type"] == "TrainStep")
@@ -92,7 +92,7 @@ def test_the_first_template_has_the_blueprint_with_its_nine_settings_as_a_form()
     assert data["definitions"] == blueprint["definitions"]
     (node,) = (node for node in data["nodes"] if node["type"] == blueprint["nodes"][0]["type"])
     widgets = [slot["name"] for slot in node["inputs"] if "widget" in slot]
-    assert len(widgets) == 9
+    assert len(widgets) == 10
     form = data["extra"]["linearData"]
     assert form["inputs"] == [[node["id"], name] for name in widgets]
     inner = {node["type"]: node["id"] for node in data["definitions"]["subgraphs"][0]["nodes"]}

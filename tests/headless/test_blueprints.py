@@ -61,6 +61,8 @@ def test_a_blueprint_says_what_it_does_and_has_no_missing_node(host, path):
     (inner,) = data["definitions"]["subgraphs"]
     assert data["nodes"][0]["title"] == inner["name"] == path.stem
     assert inner["extra"]["BlueprintDescription"].endswith(".")
+    assert data["extra"] == inner["extra"], "front end 1.58 reads the workflow's own, older ones the subgraph's"
+    assert len(data["extra"]["BlueprintSearchAliases"]) > 3
     assert not {node["type"] for node in inner["nodes"]} - set(host.nodes.NODE_CLASS_MAPPINGS)
 
 
@@ -101,7 +103,9 @@ def test_a_blueprint_calls_its_settings_as_the_nodes_do(path):
     for slot, outside in zip(inner["inputs"], data["nodes"][0]["inputs"], strict=True):
         link = links[slot["linkIds"][0]]
         node = nodes[link["target_id"]]
-        label = labels[node["type"]]["inputs"][node["inputs"][link["target_slot"]]["name"]]["name"]
+        name = node["inputs"][link["target_slot"]]["name"]
+        own = {"text": "prompt"} if node["type"] == "CLIPTextEncode" else {}  # ComfyUI's own node calls it text
+        label = own.get(name) or labels[node["type"]]["inputs"][name]["name"]
         assert slot.get("label", slot["name"]) == outside.get("label", outside["name"]) == label
 
 

@@ -185,7 +185,10 @@ EXCLUDING = [
     ),
     ({"GraftOptimizer": {"text_encoder_rate": 1e-4}}, "the text encoder is not trained"),
     ({"GraftOptimizer": {"block_rates": "nothing* = 2"}}, "matches no trained tensor"),
-    ({"GraftOptimizer": {"offload": "layers"}, "GraftAdapter": {"kind": "full"}}, "adapter type full freezes none"),
+    (
+        {"GraftOptimizer": {"offload": "layers"}, "GraftAdapter": {"kind": "full"}},
+        "switch fused backward pass on, or set offload to CPU memory to optimizer",
+    ),
     ({"GraftOptimizer": {"lora_plus": 4.0}, "GraftAdapter": {"kind": "loha"}}, "adapter type loha trains none"),
     ({"GraftOptimizer": {"optimizer": "schedulefree"}, "GraftEMA": {}}, "is an average of the weights itself"),
     (

@@ -153,6 +153,7 @@ CASES: dict[str, dict[str, Case]] = {
         "checkpointing": Case(True, same=True),
         "offload": Case("activations", same=True),
         "swapped_blocks": Case(1, {"GraftOptimizer": {"offload": "layers"}}, same=True),
+        "optimizer_class": Case("torch.optim.NAdam"),
         "scale_lr": Case(True),
         "block_rates": Case("input_blocks.* = 0.5"),
         "fused_backward": Case(True, {**FULL, "GraftOptimizer": {"clip_norm": 0.0}}, same=True),

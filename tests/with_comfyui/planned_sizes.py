@@ -12,6 +12,8 @@ from typing import Any
 from graft_nodes.tests.with_comfyui import full_sizes
 
 FILE = Path(__file__).with_name("planned_sizes.json")
+FULL_FILE = Path(__file__).with_name("planned_full_weights.json")
+FULL_WEIGHTS = ("SDXL", "Flux.1 dev")  # models whose training of all weights is planned
 PIXELS = (512, 768, 1024)
 PLAIN, CHECKPOINTED = "plain", "gradient checkpointing"
 TARGETS = ("attention", "attention+ff")  # the latter at the smallest size alone, for Training Recipe's estimate
@@ -46,6 +48,43 @@ def planned(title: str, pixels: int, checkpointing: bool, targets: str = TARGETS
 
     patcher = patcher_of(title)
     return dict(memory_planning.plan(patcher, *run(patcher, title, pixels, checkpointing, targets)).parts)
+
+
+def stored_full() -> dict[str, dict[str, Any]]:
+    """The plans of full weights in their file: by title, `on the card` and `layers`, bytes by part, and `blocks`."""
+    plans: dict[str, dict[str, Any]] = json.loads(FULL_FILE.read_text(encoding="utf-8"))
+    return plans
+
+
+def write_full(plans: dict[str, dict[str, Any]]) -> None:
+    """Put plans of full weights into their file."""
+    FULL_FILE.write_text(json.dumps(plans, indent=1) + "\n", encoding="utf-8")
+
+
+def planned_full(title: str) -> dict[str, Any]:
+    """The parts of a step that trains all weights at 1024 x 1024 pixels, with everything that saves memory, and the
+    same with layers in host memory; and the bytes of the blocks that wait there.
+    """
+    from graft_nodes.host import memory_planning
+    from graft_nodes.training.optimizers.settings import OptimizerSettings
+    from graft_nodes.training.trainable.settings import AdapterSettings
+
+    patcher, found = patcher_of(title), {}
+    for name, offload in (("on the card", "none"), ("layers", "layers")):
+        optimizer = OptimizerSettings(
+            optimizer="adafactor",
+            options="scale_parameter = false",
+            learning_rate=1e-5,
+            precision="full-bf16",
+            checkpointing=True,
+            fused_backward=True,
+            clip_norm=0.0,
+            offload=offload,
+        )
+        planned = run_with(patcher, title, PIXELS[-1], AdapterSettings("full", targets="all"), optimizer)
+        plan = memory_planning.plan(patcher, *planned, on_a_card=True)
+        found[name] = dict(plan.parts)
+    return {**found, "blocks": list(plan.blocks)}
 
 
 def run(patcher: Any, title: str, pixels: int, checkpointing: bool, targets: str = TARGETS[0]) -> tuple[Any, Any]:

@@ -32,7 +32,8 @@ INTRODUCTION = f"""# Memory: what fits in 8, 12, 16 and 24 GB
 
 What [Training Recipe](../web/docs/GraftRecipe.md) chooses for each model and card, with goal `subject`. **All of it
 is computed: none of it has run on a GPU yet.** `{COMMAND}` writes this page.
-For your own model and card, look at the report of Training Recipe.
+For your own model and card, look at the report of Training Recipe. To train all weights of SDXL or Flux.1 on such
+cards, see [planning.md](planning.md#all-weights-on-8-to-24-gb-planned).
 
 Each cell says how much memory a step takes, and what saves memory in it.
 """

@@ -223,7 +223,7 @@ def check(state: TrainState, group: SingleProcess) -> None:
 def _errors_of_full_training(state: TrainState, group: SingleProcess) -> list[str]:
     optimizer, ema = state.settings.optimizer, state.start.ema
     errors = []
-    if not OPTIMIZERS.get(optimizer.optimizer).element_wise:  # a rank steps its rows alone
+    if not optimizer.record.element_wise:  # a rank steps its rows alone
         names = ", ".join(record.name for record in OPTIMIZERS if record.element_wise)
         errors.append(f"optimizer {optimizer.optimizer} needs whole tensors: use one of {names}")
     if optimizer.precision in ("fp16", "full-bf16"):

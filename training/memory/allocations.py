@@ -215,6 +215,24 @@ def on_meta(module: torch.nn.Module, count: Callable[[Tensor], None] | None = No
         yield
 
 
+@contextmanager
+def off_meta(module: torch.nn.Module) -> Iterator[None]:
+    """A context in which what `module` has on the meta device lies in host memory, where it takes none either: the
+    weights of a model of which only the header was read, for a plan that leaves them there.
+    """
+    with swap_all(slots(module.modules()), lambda slot: _move_off_meta(slot.tensor)):
+        yield
+
+
+def _move_off_meta(tensor: Tensor) -> Tensor | None:
+    if not tensor.is_meta:
+        return None
+    on_host = torch.zeros((), dtype=tensor.dtype).expand(tensor.shape)
+    if isinstance(tensor, torch.nn.Parameter):
+        return torch.nn.Parameter(on_host, requires_grad=False)
+    return on_host
+
+
 def _move_to_meta(tensor: Tensor) -> Tensor:
     on_device = tensor.detach().to(META)
     if isinstance(tensor, torch.nn.Parameter):

@@ -2,6 +2,9 @@
 
 The copies run on a stream of their own, and nothing is copied back. Of the blocks that wait in host memory at most two
 are on the device at once; what is in no block, and as many blocks as there is room for, stay there.
+
+Trained weights may wait too: their gradients go to a tensor without memory, and whoever steps them writes to host
+memory what comes over the next time.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -19,10 +22,10 @@ from torch import Tensor, nn
 from ...patches.core.calls import around
 from ...patches.core.host_memory import has_streams
 from ...patches.core.ledger import open_entry
-from ...patches.core.slots import Slot, SlotKey, stored_tensors
+from ...patches.core.slots import Slot, SlotKey, slots, stored_tensors, swap_all
 from .allocations import META
 from .checkpointing import blocks
-from .offload import copies_on, hold_copies, slots_elsewhere, weights_on
+from .offload import copies_on, slots_elsewhere, weights_on
 from .pinning import Pins
 
 
@@ -37,6 +40,27 @@ class Group:
 
     modules: Sequence[nn.Module]
     is_block: bool
+
+
+class Leaf(NamedTuple):
+    """Where the gradients of a trained weight go that waits in host memory: a tensor on the device without memory. The
+    model computes in `dtype`.
+    """
+
+    tensor: Tensor
+    dtype: torch.dtype
+
+
+class _Arrival(torch.autograd.Function):
+    """What has come to the device, as the leaf: autograd keeps neither of them, and passes the gradient on."""
+
+    @staticmethod
+    def forward(ctx: Any, leaf: Tensor, arrived: Tensor) -> Tensor:
+        return arrived.detach()
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class Order:
@@ -115,8 +139,10 @@ class FetchedGroup:
 class LayerRing:
     """Brings the weights of groups to a device when they compute, and those of the expected next block ahead."""
 
-    def __init__(self, device: torch.device, staying: Callable[[], Container[SlotKey]]) -> None:
-        self._device, self._staying = device, staying
+    def __init__(
+        self, device: torch.device, staying: Callable[[], Container[SlotKey]], leaves: Mapping[int, Leaf]
+    ) -> None:
+        self._device, self._staying, self._leaves = device, staying, leaves
         self._order = Order()
         self._ahead: FetchedGroup | None = None
         self._stream: SideStream | None = None
@@ -129,7 +155,7 @@ class LayerRing:
         if group.is_block and not found:  # it stays there
             return inner(*args, **kwargs)
         fetched = self._take(group, found)
-        with hold_copies(fetched.found, fetched.copies):
+        with swap_all(fetched.found, partial(self._arrived, fetched)):
             self._look_ahead(fetched)
             return inner(*args, **kwargs)
 
@@ -138,6 +164,16 @@ class LayerRing:
         self._ahead = None
         if self._stream is not None:
             self._stream.finish()
+
+    def _arrived(self, fetched: FetchedGroup, slot: Slot) -> Tensor:
+        """What a slot holds while its group computes."""
+        copied = fetched.copies[id(slot.tensor)]
+        leaf = self._leaves.get(id(slot.tensor))
+        if leaf is None:
+            return copied
+        if torch.is_grad_enabled():
+            copied = _Arrival.apply(leaf.tensor, copied)
+        return copied.to(leaf.dtype)
 
     def _take(self, group: Group, found: Sequence[Slot]) -> FetchedGroup:
         """The group's weights, from what came ahead if that is it."""
@@ -183,6 +219,8 @@ def layers_on_host(
     device: torch.device,
     staying: Callable[[], Container[SlotKey]] = frozenset[SlotKey],
     waiting: int | None = None,
+    trained: Mapping[SlotKey, Any] | None = None,
+    leaves: Mapping[int, Leaf] | None = None,
 ) -> Iterator[None]:
     """A context in which weights of `module` come to `device` when their block computes, and leave when it is done.
 
@@ -190,16 +228,20 @@ def layers_on_host(
     backward pass keeps what came over. So many of them are `waiting` in host memory, evenly spread (None: all); the
     others and the weights outside any block come over once. The tensors in host memory are not changed, but those that
     wait are pinned inside the block. What is in the slots that `staying` gives at that time does not come over.
+
+    Others will be in the slots of `trained`: what is in them comes over only when a block computes with it. Of what
+    waits, gradients are taken for the tensors in `leaves`, by their id.
     """
-    pins, ring = Pins(device), LayerRing(device, staying)
+    pins, ring = Pins(device), LayerRing(device, staying, leaves or {})
     (root, outside), *inner = _groups(module)
     chosen = spread(len(inner), len(inner) if waiting is None else waiting)
     with open_entry(module, "layers in host memory") as stack:
         stack.callback(pins.release)
         stack.callback(ring.close)
         here = [outside.modules, *(group.modules for number, (_, group) in enumerate(inner) if number not in chosen)]
-        stack.enter_context(weights_on(list(chain.from_iterable(here)), device, staying()))
-        pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, staying()))
+        elsewhere = trained or staying()  # quantized weights are not trained
+        stack.enter_context(weights_on(list(chain.from_iterable(here)), device, elsewhere))
+        pins.pin(slot.tensor for slot in slots_elsewhere(module.modules(), device, elsewhere))
         for owner, group in ((root, outside), *inner):
             stack.enter_context(around(owner, "ring", partial(ring.call, group)))
         yield
@@ -227,13 +269,36 @@ def fewest_waiting(sizes: Sequence[int], room: int) -> int:
     return next((chosen for chosen in range(len(sizes)) if more_bytes(sizes, chosen) <= room), len(sizes))
 
 
-def block_sizes(module: nn.Module, device: torch.device, staying: Container[SlotKey] = ()) -> list[int]:
-    """The bytes that each block of a module would bring to a device."""
-    sizes = []
+def block_sizes(
+    module: nn.Module,
+    device: torch.device,
+    staying: Container[SlotKey] = (),
+    trained: Mapping[SlotKey, torch.dtype] | None = None,
+) -> list[int]:
+    """The bytes that each block of a module would bring to a device, where weights of these types will be in the slots
+    of `trained`.
+    """
+    trained, sizes = trained or {}, []
     for _, group in _groups(module)[1:]:
-        tensors = {id(slot.tensor): slot.tensor for slot in slots_elsewhere(group.modules, device, staying)}
-        sizes.append(sum(stored.nbytes for tensor in tensors.values() for stored in stored_tensors(tensor)))
+        elsewhere = slots_elsewhere(group.modules, device, staying)
+        own = {id(slot.tensor): slot.tensor for slot in elsewhere if slot.key not in trained}
+        size = sum(stored.nbytes for tensor in own.values() for stored in stored_tensors(tensor))
+        moving = {id(slot.tensor): slot for slot in slots(group.modules) if slot.key in trained}
+        sizes.append(size + sum(_trained_size(slot.tensor, trained[slot.key]) for slot in moving.values()))
     return sizes
+
+
+def _trained_size(own: Tensor, dtype: torch.dtype) -> int:
+    """The bytes of a trained weight, and of its copy in the type of the model's own where that is another one."""
+    types = {dtype, own.dtype}
+    return sum(own.numel() * one.itemsize for one in types)
+
+
+def slots_of_blocks(module: nn.Module, waiting: int) -> set[SlotKey]:
+    """The slots of the blocks that wait in host memory when so many do."""
+    inner = _groups(module)[1:]
+    parts = chain.from_iterable(inner[number][1].modules for number in spread(len(inner), waiting))
+    return {slot.key for slot in slots(parts)}
 
 
 def _groups(module: nn.Module) -> list[tuple[nn.Module, Group]]:

@@ -10,20 +10,23 @@ import torch
 
 from ...settings.declaration import raise_errors
 from ...storage.printable import pip_install
-from .record import BuildRequest
+from .record import BuildRequest, OptimizerRecord
 from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 
 def missing_package(optimizer: str) -> list[str]:
     """What has to be installed before this optimizer can be used, as a sentence; empty if nothing is missing."""
-    record = OPTIMIZERS.get(optimizer)
+    return missing_for(OPTIMIZERS.get(optimizer))
+
+
+def missing_for(record: OptimizerRecord) -> list[str]:
+    """The same for the record of an optimizer."""
+    optimizer = record.name
     if record.package is not None and not _is_installed(record.package.module):
         package = record.package.name
-        return [
-            f"optimizer {optimizer} needs the package {package}: {pip_install(package)} (or Graft's extra"
-            " `optimizers`), or use adamw"
-        ]
+        extra = " (or Graft's extra `optimizers`)" if optimizer in OPTIMIZERS else ""
+        return [f"optimizer {optimizer} needs the package {package}: {pip_install(package)}{extra}, or use adamw"]
     if record.torch_class is not None and not hasattr(torch.optim, record.torch_class.name):
         return [
             f"optimizer {optimizer} needs torch {record.torch_class.version} or later and this is {torch.__version__}:"
@@ -32,16 +35,15 @@ def missing_package(optimizer: str) -> list[str]:
     return []
 
 
-def check_installed(optimizer: str) -> None:
-    """Raises ValueError that says what to install before this optimizer can be used."""
-    messages = missing_package(optimizer)
-    raise_errors("Optimizer Settings", messages)
+def check_installed(settings: OptimizerSettings) -> None:
+    """Raises ValueError that says what to install before the optimizer of these settings can be used."""
+    raise_errors("Optimizer Settings", missing_for(settings.record))
 
 
 def _is_installed(module: str) -> bool:
     try:
         return importlib.util.find_spec(module) is not None
-    except ValueError:  # a module that is in sys.modules without a spec
+    except (ValueError, ModuleNotFoundError):  # a module that is in sys.modules without a spec, or without its package
         return False
 
 
@@ -56,8 +58,8 @@ def build(settings: OptimizerSettings, groups: Sequence[dict[str, Any]], part: s
     Raises:
         ValueError: saying what to install where the package is not there.
     """
-    check_installed(settings.optimizer)
-    record = OPTIMIZERS.get(settings.optimizer)
+    check_installed(settings)
+    record = settings.record
     request = BuildRequest(
         groups=list(groups),
         learning_rate=settings.learning_rate,

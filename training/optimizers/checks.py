@@ -9,11 +9,11 @@ from dataclasses import replace
 from ...patches.adapters.registry import trainable_kind
 from ...settings.declaration import raise_errors
 from .block_rates import is_text_encoder, is_up, parse_block_rates, unmatched_patterns
-from .build import missing_package
+from .build import missing_for
 from .learning_rate_schedule import peak_rate, rate_at
 from .record import RunFacts
-from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
+from .trial import find_faults
 
 
 def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
@@ -26,7 +26,9 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
     Raises:
         ValueError: listing every setting that does not fit.
     """
-    errors = missing_package(settings.optimizer)
+    errors = missing_for(settings.record)
+    if settings.optimizer_class and not errors:
+        errors += find_faults(settings)
     if settings.lora_plus != 1 and not any(map(is_up, run.trained)):
         errors.append(
             f"LoRA+ ratio {settings.lora_plus:g} sets the learning rate of LoRA up weights, and adapter type {run.kind}"
@@ -39,19 +41,20 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
         )
     if run.words_rate and not _takes_other_rates(settings):
         errors.append(
-            f"{settings.optimizer} has one learning rate for all that is trained, and Train Words has learning rate"
+            f"{settings.record.name} has one learning rate for all that is trained, and Train Words has learning rate"
             f" {run.words_rate:g}: set that to 0"
         )
     for pattern in unmatched_patterns(settings.block_rates, run.trained):
         errors.append(f"block learning rates: {pattern!r} matches no trained tensor")
-    record = OPTIMIZERS.get(settings.optimizer)
+    record = settings.record
     errors += record.check_run(run)
     if run.trained:
         errors += record.cannot_learn(settings, _highest_rate(settings), run)
-    if settings.offload == "layers" and trainable_kind(run.kind).full_weights:
+    if settings.offload == "layers" and trainable_kind(run.kind).full_weights and not settings.fused_backward:
         errors.append(
-            "offload to CPU memory is layers, which moves frozen weights, and adapter type full freezes none: set it to"
-            " optimizer or activations"
+            "offload to CPU memory is layers, and adapter type full trains the weights that wait there, one after the"
+            " other in the backward pass: switch fused backward pass on, or set offload to CPU memory to optimizer or"
+            " activations"
         )
     if settings.compile != "off" and run.dropout:
         errors.append(
@@ -63,7 +66,7 @@ def check_run(settings: OptimizerSettings, run: RunFacts) -> None:
 
 def check_rate(settings: OptimizerSettings) -> None:
     """Raise ValueError for a learning rate at which no run learns anything."""
-    errors = OPTIMIZERS.get(settings.optimizer).cannot_learn(settings, _highest_rate(settings), None)
+    errors = settings.record.cannot_learn(settings, _highest_rate(settings), None)
     raise_errors("Optimizer Settings", errors)
 
 
@@ -85,7 +88,7 @@ def _takes_other_rates(settings: OptimizerSettings) -> bool:
 
 def remarks(settings: OptimizerSettings) -> list[str]:
     """Warnings for the report: settings that work but are probably not meant, and settings that are ignored."""
-    record = OPTIMIZERS.get(settings.optimizer)
+    record = settings.record
     sentences = list(record.remarks(settings))
     if settings.learning_rate >= record.diverges_from:
         sentences.append(
@@ -104,7 +107,7 @@ def remarks(settings: OptimizerSettings) -> list[str]:
 
 def _unusual_rate(settings: OptimizerSettings, least: float, most: float) -> list[str]:
     rate = settings.learning_rate
-    usual = f"what is usual for {settings.optimizer} ({least:g} to {most:g})"
+    usual = f"what is usual for {settings.record.name} ({least:g} to {most:g})"
     if rate < least:
         return [f"learning rate {rate:g} is below {usual}: weights will hardly move"]
     if rate > most:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 RESTARTS = 4  # how often cosine-restarts falls
@@ -17,7 +16,7 @@ def peak_rate(settings: OptimizerSettings) -> float:
     Args:
         settings: the learning rate; for an optimizer without one (adacoor) the result is its step size.
     """
-    fixed_rate = OPTIMIZERS.get(settings.optimizer).fixed_rate
+    fixed_rate = settings.record.fixed_rate
     if fixed_rate is not None:
         return fixed_rate
     if settings.scale_lr:

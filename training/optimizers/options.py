@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from .option_readers import OptionReader
+from .record import OptimizerRecord
 from .registry import OPTIMIZERS
 
 
@@ -25,12 +26,16 @@ def parse(optimizer: str, text: str) -> dict[str, Any]:
     Raises:
         ValueError: listing everything that cannot be read.
     """
-    record = OPTIMIZERS.get(optimizer)
+    return parse_for(OPTIMIZERS.get(optimizer), text)
+
+
+def parse_for(record: OptimizerRecord, text: str) -> dict[str, Any]:
+    """The same for the record of an optimizer."""
     entries, errors = _entries(text)
     values: dict[str, Any] = {}
     for name, value in entries:
         if name not in record.options:
-            errors.append(_unknown(optimizer, name, record.options))
+            errors.append(_unknown(record.name, name, record.options))
             continue
         if name in values:
             errors.append(f"{name} is given twice")

@@ -169,6 +169,8 @@ class OptimizerRecord:
 
     group_numbers: Mapping[str, type[int] | type[float]] = field(default_factory=dict)
     """Numbers that it keeps per parameter group instead of per tensor, in the order in which they are saved."""
+    finds_group_numbers: bool = False
+    """Whether such numbers are found by looking which ones of a group have changed."""
     sampling_weights: SamplingWeights | None = None
     state_layout: Callable[[Mapping[str, Any]], object] = _one_layout
     """What its options say about the layout of its state: a saved state can be resumed only with an equal value."""

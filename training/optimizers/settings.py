@@ -8,8 +8,9 @@ from typing import Any
 
 from ...settings.declaration import check_values, setting
 from ...storage.digest import settings_to_hash
-from . import options
+from . import from_package, options
 from .block_rates import parse_block_rates
+from .record import OptimizerRecord
 from .registry import OPTIMIZERS
 
 SCHEDULES = ("constant", "linear", "cosine", "cosine-restarts", "polynomial")
@@ -32,6 +33,7 @@ class OptimizerSettings:
       (LoRA+, 2402.12354); `scale_lr`: all rates by (batch * accumulation)^0.55.
     - `options`: options of the optimizer's library (options.py).
     - `compile`: whether the model's blocks run under torch.compile, which rounds otherwise.
+    - `optimizer_class`: the class of a package, in place of `optimizer` (from_package.py).
     - `swapped_blocks`: with offload layers, how many blocks wait in host memory (0: as few as the plan allows).
     """
 
@@ -206,8 +208,8 @@ class OptimizerSettings:
         "offload to CPU memory",
         "none",
         "What to keep in CPU memory when you train on a GPU. activations: what the backward pass needs. optimizer:"
-        " the optimizer state. layers: as many blocks of the frozen model as do not fit (use it with gradient"
-        " checkpointing). Saves GPU memory; slower, same result.",
+        " the optimizer state. layers: as many blocks of the model as do not fit (use it with gradient checkpointing;"
+        " for full weights you need fused backward pass too). Saves GPU memory; slower, same result.",
         choices=OFFLOADS,
         advanced=True,
         kohya=(
@@ -273,8 +275,18 @@ class OptimizerSettings:
         ai_toolkit=("model.layer_offloading_transformer_percent", "a number of blocks, not a share"),
         onetrainer=("Layer Offload Fraction", "a number of blocks, not a share; 0 is auto"),
     )
+    optimizer_class: str = setting(
+        "optimizer class",
+        "",
+        "Any optimizer of an installed package by its import path, in place of optimizer:"
+        " pytorch_optimizer.AdEMAMix, torch.optim.NAdam. The help page lists the packages that are allowed. It is"
+        " tried on small tensors first. Empty uses optimizer.",
+        advanced=True,
+        kohya=("--optimizer_type", "an import path, `torch.optim.NAdam`"),
+    )
 
     def __post_init__(self) -> None:
+        check_values(self, "Optimizer Settings", _not_allowed)
         check_values(self, "Optimizer Settings", _exclusions, _unreadable)
 
     def identity(self) -> dict[str, Any]:
@@ -289,7 +301,14 @@ class OptimizerSettings:
     @property
     def parsed_options(self) -> Mapping[str, Any]:
         """`options` by name, as values. Raises ValueError where they cannot be read."""
-        return options.parse(self.optimizer, self.options)
+        return options.parse_for(self.record, self.options)
+
+    @property
+    def record(self) -> OptimizerRecord:
+        """The record of its optimizer, or of the class of a package. Raises ValueError where that is not allowed."""
+        if self.optimizer_class:
+            return from_package.find_record(self.optimizer_class)
+        return OPTIMIZERS.get(self.optimizer)
 
 
 def spread_over_ranks(settings: OptimizerSettings, ranks: int) -> OptimizerSettings:
@@ -317,12 +336,20 @@ def same_state(left: OptimizerSettings, right: OptimizerSettings) -> bool:
         left: the settings before.
         right: the settings from here on.
     """
-    return left.optimizer == right.optimizer and _state_layout(left) == _state_layout(right)
+    return left.record.name == right.record.name and _state_layout(left) == _state_layout(right)
 
 
 def _state_layout(settings: OptimizerSettings) -> object:
-    record = OPTIMIZERS.get(settings.optimizer)
-    return record.state_layout(settings.parsed_options)
+    return settings.record.state_layout(settings.parsed_options)
+
+
+def _not_allowed(settings: OptimizerSettings) -> list[str]:
+    """Why its optimizer class cannot be one; no other rule can be asked then."""
+    try:
+        _ = settings.record
+    except ValueError as error:
+        return [str(error)]
+    return []
 
 
 def _unreadable(settings: OptimizerSettings) -> list[str]:
@@ -356,7 +383,7 @@ def _exclusions(settings: OptimizerSettings) -> list[str]:
             f"minimum learning rate ratio is {settings.floor} and learning rate schedule constant never falls: set the"
             " ratio to 0 or choose another schedule"
         )
-    errors += OPTIMIZERS.get(settings.optimizer).check_settings(settings)
+    errors += settings.record.check_settings(settings)
     if settings.fused_backward:
         for reason in _why_not_fused(settings):
             errors.append(f"fused backward pass moves a weight as soon as its gradient is there, and {reason}")
@@ -379,6 +406,6 @@ def _why_not_fused(settings: OptimizerSettings) -> list[str]:
             "training precision fp16 must see every gradient before it can tell whether one overflowed: use bf16 or"
             " full-bf16"
         )
-    if OPTIMIZERS.get(settings.optimizer).joint_step:
-        reasons.append(f"{settings.optimizer} takes its step size from all gradients together: use another optimizer")
+    if settings.record.joint_step:
+        reasons.append(f"{settings.record.name} takes its step size from all gradients together: use another optimizer")
     return reasons

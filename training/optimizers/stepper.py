@@ -5,7 +5,7 @@ name.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from ...patches.adapters.registry import is_constant
+from ...patches.core.host_memory import empty_on_host, has_streams
 from ...patches.core.slots import hold_values
 from ...patches.patching.rounding import round_to_bfloat16_
 from ..memory.offload import Parking
@@ -23,11 +24,11 @@ from ..trainable.settings import is_word
 from .block_rates import ratios
 from .build import build
 from .by_tensor import ByGroup
-from .registry import OPTIMIZERS
 from .settings import OptimizerSettings
 
 PIECE = 1 << 24  # at most this many numbers are in float32, or back from host memory, at the same time
 _GROUP_NUMBERS = "scalars"  # the slot under which the numbers of a parameter group are saved, with each of its tensors
+_FOUND = "group:"  # what the slot of each number begins with that was found to have changed
 
 
 @dataclass(frozen=True)
@@ -36,6 +37,7 @@ class _Piece:
 
     optimizer: torch.optim.Optimizer
     names: tuple[str, ...]
+    first_numbers: tuple[dict[str, int | float], ...] = ()  # of each group as it was made, where they are compared
 
     def groups(self) -> Iterator[tuple[dict[str, Any], list[str]]]:
         """Each parameter group with the names of its tensors."""
@@ -57,6 +59,10 @@ class OptimizerStepper:
     and the weights to sample with (x) are others. If the tensors are parts of larger ones, `norm` measures the larger
     ones. The tensors lie on `device`, except those that `elsewhere` names. `words_rate` is the learning rate of trained
     words (0: the same).
+
+    Those in `waiting` lie in host memory between the steps: the model brings them over when it computes with them, and
+    their gradients come to `leaves`, tensors on the device that take no memory (for all others the trained tensors
+    themselves). A step brings over one of them at a time. With `waiting` given, the optimizers' state waits there too.
     """
 
     def __init__(
@@ -69,19 +75,24 @@ class OptimizerStepper:
         norm: Callable[[Mapping[str, Tensor]], Tensor] | None = None,
         elsewhere: Mapping[str, torch.device] | None = None,
         words_rate: float = 0.0,
+        waiting: Container[str] | None = None,
     ) -> None:
         self.settings, self.seed, self._norm = settings, seed, norm
-        self.record = OPTIMIZERS.get(settings.optimizer)
+        self.record = settings.record
         self.half = settings.precision == "full-bf16"
         self._live_slot = ""  # where the live weights are saved, when they are not the weights to sample with
         if self.record.sampling_weights is not None:
             self._live_slot = self.record.sampling_weights.live_slot
         slots = _slots_by_name(saved, trained)
         devices = {**dict.fromkeys(trained, device), **(elsewhere or {})}
-        self.trained = self._live(trained, slots, devices)
+        self.trained: dict[str, Tensor] = {}
+        self.leaves: dict[str, Tensor] = {}  # what gradients are taken at
+        for name, tensor in trained.items():
+            start = slots[name].get(self._live_slot, tensor)
+            self._take_live(name, start, devices[name], waiting is not None and name in waiting)
         self._stepped_tensors = self._optimizer_parameters()
         self._parking: Parking | None = None
-        if settings.offload == "optimizer":
+        if settings.offload == "optimizer" or waiting is not None:
             self._parking = Parking()
         self._ratios = ratios(settings, trained, words_rate)
         self._pieces = self._build_pieces()
@@ -100,31 +111,33 @@ class OptimizerStepper:
 
     # --- building -----------------------------------------------------------------------------------------------------
 
-    def _live(
-        self,
-        trained: Mapping[str, Tensor],
-        slots: Mapping[str, Mapping[str, Tensor]],
-        devices: Mapping[str, torch.device],
-    ) -> dict[str, Tensor]:
-        """Copies of the tensors that gradients are taken at, each on its device."""
-        dtype = torch.bfloat16 if self.half else torch.float32
-        copies = {}
-        for name, tensor in trained.items():
-            start = slots[name].get(self._live_slot, tensor)
-            copies[name] = start.to(devices[name], dtype, copy=True).requires_grad_(not is_constant(name))
-        return copies
+    def _take_live(self, name: str, start: Tensor, device: torch.device, waits: bool) -> None:
+        """Copy a tensor to where the model, or its ring of layers, takes it from."""
+        dtype = live_type(self.settings)
+        if waits:
+            leaf = self.leaves[name] = _placeholder(start.shape, dtype, device)
+            self.trained[name] = empty_on_host(leaf.detach()).copy_(start)
+        else:
+            live = start.to(device, dtype, copy=True).requires_grad_(not is_constant(name))
+            self.trained[name] = self.leaves[name] = live
 
     def _moving(self) -> dict[str, Tensor]:
-        """The tensors that steps change."""
-        return {name: tensor for name, tensor in self.trained.items() if tensor.requires_grad}
+        """What gradients are taken at, of the tensors that steps change."""
+        return {name: leaf for name, leaf in self.leaves.items() if leaf.requires_grad}
 
     def _optimizer_parameters(self) -> dict[str, Tensor]:
         """The tensors that the optimizers step: the live ones, or float32 stand-ins that take memory only during their
         step.
         """
-        if self.half:
-            return {name: _placeholder(tensor) for name, tensor in self._moving().items()}
-        return self._moving()
+        moving = self._moving()
+        for name, leaf in moving.items():
+            if self.half or self._waits(name):
+                moving[name] = _placeholder(leaf.shape, torch.float32, leaf.device)
+        return moving
+
+    def _waits(self, name: str) -> bool:
+        """Whether a tensor lies in host memory between the steps."""
+        return self.leaves[name] is not self.trained[name]
 
     def _build_pieces(self) -> list[_Piece]:
         pieces = []
@@ -134,12 +147,21 @@ class OptimizerStepper:
                 by_ratio: dict[float, list[str]] = {}
                 for name in piece_names:
                     by_ratio.setdefault(self._ratios[name], []).append(name)
-                groups, ordered_names = [], []
-                for ratio, members in by_ratio.items():
-                    groups.append({"params": [self._stepped_tensors[name] for name in members], "ratio": ratio})
-                    ordered_names += members
-                pieces.append(_Piece(build(self.settings, groups, part), tuple(ordered_names)))
+                groups = [
+                    {"params": [self._stepped_tensors[name] for name in members], "ratio": ratio}
+                    for ratio, members in by_ratio.items()
+                ]
+                pieces.append(self._piece(build(self.settings, groups, part), piece_names))
         return pieces
+
+    def _piece(self, optimizer: torch.optim.Optimizer, names: Sequence[str]) -> _Piece:
+        """An optimizer with the names of its tensors, in the order that it has them in."""
+        by_id = {id(self._stepped_tensors[name]): name for name in names}
+        ordered = tuple(by_id[id(tensor)] for group in optimizer.param_groups for tensor in group["params"])
+        first_numbers: tuple[dict[str, int | float], ...] = ()
+        if self.record.finds_group_numbers:
+            first_numbers = tuple(map(_numbers_of, optimizer.param_groups))
+        return _Piece(optimizer, ordered, first_numbers)
 
     def _part_of(self, name: str, tensor: Tensor) -> str:
         if is_word(name):
@@ -177,6 +199,9 @@ class OptimizerStepper:
             if numbers is not None:
                 for (key, kind), value in zip(self.record.group_numbers.items(), numbers.tolist(), strict=True):
                     group[key] = kind(value)
+            for slot, value in slots[names[0]].items():
+                if slot.startswith(_FOUND):
+                    group[slot.removeprefix(_FOUND)] = value.item()
             for name in names:
                 state = self._restored_state(name, slots[name], bool(group.get("fused")))
                 if state:
@@ -184,10 +209,10 @@ class OptimizerStepper:
         self._park(piece)
 
     def _restored_state(self, name: str, saved: Mapping[str, Tensor], fused: bool) -> dict[str, Tensor | int | float]:
-        device = self.trained[name].device
+        device = self.leaves[name].device
         state = {}
         for slot, value in saved.items():
-            if slot in (self._live_slot, _GROUP_NUMBERS):
+            if slot in (self._live_slot, _GROUP_NUMBERS) or slot.startswith(_FOUND):
                 continue
             if slot == "step" and not fused:  # torch keeps the step count on the CPU, unless fused
                 state[slot] = _number_or(value, value.device)
@@ -200,24 +225,36 @@ class OptimizerStepper:
 
         The tensors are on the CPU, named `<slot>/<name>`, in the optimizer's own types.
         """
-        if self._parking:
-            self._parking.wait()
+        self.wait()
         saved: dict[str, Tensor] = {}
         for optimizer, left in self._unread():
             optimizer.take(_read_together(left))
         for piece in self._pieces:
-            for group, names in piece.groups():
+            for place, (group, names) in enumerate(piece.groups()):
                 numbers = [float(group[key]) for key in self.record.group_numbers]
+                found = {}
+                if piece.first_numbers:
+                    found = dict(_numbers_of(group).items() - piece.first_numbers[place].items())
                 for name in names:
                     state = piece.optimizer.state.get(self._stepped_tensors[name], {})
                     for slot, value in state.items():
                         if value is not None:
                             saved[f"{slot}/{name}"] = _as_tensor(value)
+                    for key, number in found.items():
+                        saved[f"{_FOUND}{key}/{name}"] = _as_tensor(number)
                     if numbers:
                         saved[f"{_GROUP_NUMBERS}/{name}"] = torch.tensor(numbers, dtype=torch.float64)
                     if self._live_slot and state:
                         saved[f"{self._live_slot}/{name}"] = self.trained[name].detach().to("cpu", copy=True)
         return saved
+
+    def wait(self) -> None:
+        """Wait for all copies from and to host memory: call it before the host reads or writes trained tensors."""
+        if self._parking:
+            self._parking.wait()
+        for device in {leaf.device for name, leaf in self.leaves.items() if self._waits(name)}:
+            if has_streams(device):
+                getattr(torch, device.type).synchronize(device)
 
     # --- weights to sample with ---------------------------------------------------------------------------------------
 
@@ -231,8 +268,7 @@ class OptimizerStepper:
 
     def copy_sampling_weights(self) -> dict[str, Tensor]:
         """The weights that are sampled with, validated and saved, as float32 copies on the CPU."""
-        if self._parking:
-            self._parking.wait()
+        self.wait()
         weights = {}
         for name, tensor in self.trained.items():
             sampling = self._sampling_weights(name)
@@ -249,6 +285,7 @@ class OptimizerStepper:
         Afterwards the live weights are back, bit for bit. When the exchange itself is broken off, `is_swapped` stays
         true.
         """
+        self.wait()
         stack = ExitStack()
         self.is_swapped = self.record.sampling_weights is not None
         try:
@@ -257,6 +294,7 @@ class OptimizerStepper:
                 if sampling is not None:
                     stack.enter_context(hold_values(tensor))
                     tensor.copy_(sampling)
+            stack.callback(self.wait)
             yield
         finally:
             stack.close()
@@ -283,8 +321,8 @@ class OptimizerStepper:
 
     def drop_gradients(self) -> None:
         """Drop all gradients."""
-        for tensor in self.trained.values():
-            tensor.grad = None
+        for leaf in self.leaves.values():
+            leaf.grad = None
 
     @contextmanager
     def last_backward(self) -> Iterator[None]:
@@ -336,7 +374,7 @@ class OptimizerStepper:
         return [(one, one.unread()) for one in self.optimizers if isinstance(one, ByGroup)]
 
     def _norm_and(self, losses: Sequence[Tensor]) -> list[float]:
-        gradients = {name: tensor.grad for name, tensor in self.trained.items() if tensor.grad is not None}
+        gradients = {name: leaf.grad for name, leaf in self.leaves.items() if leaf.grad is not None}
         if self.early or self.half:
             return self._norm_in_pieces(list(gradients.values()), losses)
         tensors = [self.trained[name] for name in gradients]
@@ -373,37 +411,52 @@ class OptimizerStepper:
         self._stepped.add(id(piece))
         for group in piece.optimizer.param_groups:
             group["lr"] = self._rate * group["ratio"]
-        if self.half:
-            for name in piece.names:
-                self._widen(name)
+        for name in piece.names:
+            if self._has_stand_in(name):
+                self._fill(name)
         if self._parking:
-            self._parking.fetch(piece.optimizer, [self.trained[name].device for name in piece.names])
+            self._parking.fetch(piece.optimizer, [self.leaves[name].device for name in piece.names])
         piece.optimizer.step()
         self._park(piece)
         for name in piece.names:
-            if self.half:
-                self._narrow(name)
-            self.trained[name].grad = None
+            if self._has_stand_in(name):
+                self._empty(name)
+            self.leaves[name].grad = None
 
     def _park(self, piece: _Piece) -> None:
         if self._parking:
             self._parking.park(piece.optimizer)
 
-    def _widen(self, name: str) -> None:
-        """Fill a float32 stand-in with the weight and gradient of its bf16 tensor."""
-        live, parameter = self.trained[name], self._stepped_tensors[name]
-        parameter.data = live.detach().float()
-        parameter.grad = None if live.grad is None else live.grad.float()
-        live.grad = None
+    def _has_stand_in(self, name: str) -> bool:
+        return self._stepped_tensors[name] is not self.leaves[name]
 
-    def _narrow(self, name: str) -> None:
-        """Round a float32 stand-in back into its bf16 tensor, and free it."""
-        live, parameter = self.trained[name], self._stepped_tensors[name]
+    def _fill(self, name: str) -> None:
+        """Fill a float32 stand-in with a weight, maybe from host memory, and its gradient."""
+        leaf, parameter = self.leaves[name], self._stepped_tensors[name]
+        parameter.data = self.trained[name].detach().to(leaf.device, non_blocking=True).float()
+        parameter.grad = None if leaf.grad is None else leaf.grad.float()
+        leaf.grad = None
+
+    def _empty(self, name: str) -> None:
+        """Put what a step made of a float32 stand-in into its weight, with full-bf16 rounded, and free it."""
+        live, parameter = self.trained[name].detach(), self._stepped_tensors[name]
         if parameter.grad is not None:
-            generator = seeded_generator(self.seed, self._step, f"rounding {name}", live.device)
-            round_to_bfloat16_(live.detach(), parameter.data, generator)
+            stepped = parameter.data
+            if self.half:
+                stepped = live
+                if self._waits(name):
+                    stepped = torch.empty_like(parameter.data, dtype=live.dtype)
+                generator = seeded_generator(self.seed, self._step, f"rounding {name}", stepped.device)
+                round_to_bfloat16_(stepped, parameter.data, generator)
+            if stepped is not live:
+                live.copy_(stepped, non_blocking=True)
         parameter.grad = None
-        parameter.data = _placeholder(live).data
+        parameter.data = _placeholder(live.shape, torch.float32, parameter.device).data
+
+
+def _numbers_of(group: Mapping[str, Any]) -> dict[str, int | float]:
+    """The numbers of a parameter group by name, but for those that a step sets."""
+    return {key: value for key, value in group.items() if isinstance(value, int | float) and key not in ("lr", "ratio")}
 
 
 def _slots_by_name(saved: Mapping[str, Tensor], trained: Mapping[str, Tensor]) -> dict[str, dict[str, Tensor]]:
@@ -431,9 +484,20 @@ def _read_together(numbers: Sequence[Tensor]) -> list[float]:
     return torch.stack([number.to(numbers[0].device, dtype) for number in numbers]).tolist()
 
 
-def _placeholder(tensor: Tensor) -> nn.Parameter:
-    """A float32 parameter with a tensor's shape, which takes no memory until a step gives it some."""
-    return nn.Parameter(torch.zeros((), device=tensor.device).expand(tensor.shape))
+def live_type(settings: OptimizerSettings) -> torch.dtype:
+    """The type of trained tensors between the steps.
+
+    Args:
+        settings: with the precision.
+    """
+    if settings.precision == "full-bf16":
+        return torch.bfloat16
+    return torch.float32
+
+
+def _placeholder(shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> nn.Parameter:
+    """A parameter that takes no memory until a step gives it some."""
+    return nn.Parameter(torch.zeros((), dtype=dtype, device=device).expand(shape))
 
 
 def _as_tensor(value: Tensor | int | float) -> Tensor:

@@ -19,6 +19,7 @@ ORDER = (  # of the savings, those that cost least first; here and in `run.memor
     "store average on",
     "offload to CPU memory: optimizer",
     "optimizer",
+    "fused backward pass",
     "base weights: int8",
     "base weights: nf4",
     "offload to CPU memory: layers",

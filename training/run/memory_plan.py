@@ -13,11 +13,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from ...patches.token_downsampling.unet import EVALUATING
 from ..data.dataset import Dataset, DatasetImage
 from ..data.epoch_order import regularization_count
-from ..memory.allocations import Allocations, FusedAttention, on_meta
+from ..memory.allocations import META, Allocations, FusedAttention, off_meta, on_meta
 from ..memory.offload import to_device
 from ..objective.denoiser import Denoiser
 from ..state import TrainState
@@ -67,6 +68,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         precision = "bf16"
     # There is no code to compile for tensors without memory, and all micro-batches after the first take the same.
     state = state.with_optimizer(precision=precision, compile="off", accumulation=min(2, optimizer.accumulation))
+    # Copies of these in the host's memory have no values either, and take none.
+    state = replace(state, trained=_without_values(state.trained), optimizer=_without_values(state.optimizer))
     counter = Allocations()
     with torch.inference_mode(False), ExitStack() as stack:
         stack.enter_context(FusedAttention())
@@ -74,6 +77,8 @@ def plan(state: TrainState, denoiser: Denoiser, dataset: Dataset, on_host: bool 
         is_elsewhere = state.start.adapter.quantized_base and not on_host
         if optimizer.offload != "layers" and not is_elsewhere:
             stack.enter_context(on_meta(denoiser.module, partial(counter.count, part=WEIGHTS)))
+        else:
+            stack.enter_context(off_meta(denoiser.module))
         if state.start.encodes_captions:
             assert denoiser.text_encoder is not None
             stack.enter_context(on_meta(denoiser.text_encoder, partial(counter.count, part=WEIGHTS)))
@@ -111,6 +116,10 @@ def _preview(work: Workspace) -> None:
         denoiser.denoise(x, level, batch.conditionings[:1] * 2, {EVALUATING: True})
 
 
+def _without_values(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name: tensor.to(META) if tensor.ndim else tensor for name, tensor in tensors.items()}
+
+
 def plan_in_main_memory(state: TrainState) -> TrainState:
     """The state as it takes memory where the model computes in main memory: nothing can be moved there."""
     optimizer, ema = state.settings.optimizer, state.start.ema
@@ -124,9 +133,9 @@ def plan_in_main_memory(state: TrainState) -> TrainState:
 def _name_allocations(work: Workspace, counter: Allocations) -> Iterator[None]:
     """A context in which gradients and the optimizers' states are counted as such."""
     hooks = []
-    for tensor in work.trained.values():
-        if tensor.requires_grad:
-            hooks.append(tensor.register_post_accumulate_grad_hook(lambda p: counter.count(p.grad, GRADIENTS)))
+    for leaf in work.stepper.leaves.values():
+        if leaf.requires_grad:
+            hooks.append(leaf.register_post_accumulate_grad_hook(lambda p: counter.count(p.grad, GRADIENTS)))
     with ExitStack() as steps:
         for optimizer in work.stepper.optimizers:
             hooks.append(optimizer.register_step_pre_hook(lambda *_: steps.enter_context(counter.count_as(OPTIMIZER))))

@@ -88,8 +88,14 @@ def _set_base(state: TrainState, base_weights: str) -> TrainState | None:
     return replace(state, start=replace(state.start, adapter=replace(adapter, base_weights=base_weights)))
 
 
+def _fused_backward(state: TrainState) -> TrainState | None:
+    if not state.start.adapter.full_weights:  # the gradients of adapters are small
+        return None
+    return _optimizer(state, fused_backward=True, clip_norm=0.0)
+
+
 def _layers_on_host(state: TrainState) -> TrainState | None:
-    if state.start.adapter.full_weights:
+    if state.start.adapter.full_weights and not state.settings.optimizer.fused_backward:
         return None
     return _optimizer(state, offload="layers")
 
@@ -108,6 +114,11 @@ _BY_NAME = {
         "offload to CPU memory optimizer", f"slower steps of the optimizer; {_SAME_RESULT}", _optimizer_on_host
     ),
     "optimizer": Saving("optimizer adafactor with scale_parameter = false", _OTHER_RESULT, _adafactor),
+    "fused backward pass": Saving(
+        "fused backward pass on, with maximum gradient norm 0",
+        f"{_OTHER_RESULT}, unless that norm is 0 already",
+        _fused_backward,
+    ),
     "base weights: int8": Saving("base weights int8", f"{_OTHER_RESULT}, hardly", _int8_base),
     "base weights: nf4": Saving(
         "base weights nf4", f"{_OTHER_RESULT}, as weights have 4 bits", _nf4_base, replaces="base weights: int8"
@@ -128,6 +139,7 @@ SAVINGS = [_BY_NAME[name] for name in ORDER if name in _BY_NAME]
 _QUANTIZED = (_BY_NAME["base weights: int8"], _BY_NAME["base weights: nf4"])
 _LAYERS = _BY_NAME["offload to CPU memory: layers"]
 _OPTIMIZER = _BY_NAME["offload to CPU memory: optimizer"]
+_BATCH = _BY_NAME["batch size"]  # which the fused backward pass excludes: it accumulates gradients
 _IN_MAIN_MEMORY = ("gradient checkpointing", "batch size", "optimizer")
 
 
@@ -190,7 +202,7 @@ def choose_savings(state: TrainState, plan: Planner, memory: int, savings: Seque
     if _peak(steps) <= USABLE * memory and not _are_quantized_layers_on_host(steps):
         return steps
     choices = [steps]
-    for others in (_QUANTIZED, (_OPTIMIZER,)):
+    for others in (_QUANTIZED, (_OPTIMIZER,), (_BATCH,)):
         choices.append(_each_setting_once(state, plan, memory, _leave_out(savings, others)))
     return min(choices, key=lambda steps: (max(_peak(steps), USABLE * memory), _are_quantized_layers_on_host(steps)))
 

@@ -13,20 +13,20 @@ from torch import Tensor
 
 from ...ema.decay import EMASettings
 from ...ema.shadow import Shadow
-from ...patches.core.slots import SlotKey, hold_values
+from ...patches.core.slots import SlotKey, find_slot, hold_values, slots_by_tensor
 from ..data.dataset import Conditioning, Dataset
 from ..distributed import fsdp, gradient_sum, process_group
 from ..distributed.placement import RowSharded, placement_for
 from ..memory.cast_weights import cast_weights
 from ..memory.checkpointing import checkpoint_blocks
 from ..memory.inference_tensors import use_normal_tensors
-from ..memory.layer_ring import block_sizes, fewest_waiting, layers_on_host
+from ..memory.layer_ring import Leaf, block_sizes, fewest_waiting, layers_on_host, slots_of_blocks
 from ..memory.offload import activations_on_host
 from ..memory.quantized_base import base as quantized_base
 from ..memory.quantized_base.registry import find_format
 from ..objective.denoiser import Denoiser
 from ..optimizers.precision import LossScale, autocast, autocast_type, computes_in_fp16
-from ..optimizers.stepper import OptimizerStepper
+from ..optimizers.stepper import OptimizerStepper, live_type
 from ..state import History, RunCost, TrainState, advance_position, name_companions
 from ..tasks.registry import task_of
 from ..trainable import install
@@ -87,9 +87,13 @@ class Workspace:
             BatchSchedule.from_state(state, dataset), dataset.loader_threads, every=(self.group.rank, self.group.size)
         )
         self.placement = placement_for(state, self.group)
+        self.quantized: quantized_base.QuantizedBase | None = None  # the model's weights while they are
+        self.notes: list[str] = []  # for the report
+        self.block_sizes: tuple[int, ...] = ()  # bytes that each block brings to the device, where blocks wait
+        self.waiting: frozenset[str] = self._waiting_weights()  # trained weights in host memory, by name
         self.stepper = self._build_stepper()
         self.trained = self.stepper.trained
-        self.gradients = gradient_sum.for_group(self.group, self.trained, self.placement.is_sharded)
+        self.gradients = gradient_sum.for_group(self.group, self.stepper.leaves, self.placement.is_sharded)
         self.loss_scale: LossScale | None = None
         if computes_in_fp16(state.settings.optimizer, denoiser):
             self.loss_scale = LossScale(state.optimizer)
@@ -110,11 +114,8 @@ class Workspace:
         self.accuracy: list[tuple[int, float]] = []
         # Before the trained tensors are installed: differences of whole weights are taken from the model's own.
         self.base = state.base_of_differences() if self.powers else None
-        self.quantized: quantized_base.QuantizedBase | None = None  # the model's weights while they are
         self.in_main_memory = in_main_memory
         self.is_cast = False  # whether the model's frozen weights are of autocast's type
-        self.notes: list[str] = []  # for the report
-        self.block_sizes: tuple[int, ...] = ()  # bytes that each block brings to the device, where blocks wait
         self.attached = ExitStack()  # holds the trained tensors on the model
         self.before_encoding: Callable[[], None] = lambda: None
         self.strength = 1.0  # of the adapter; sliders change it
@@ -134,6 +135,7 @@ class Workspace:
             norm,
             self._text_encoder_devices(),
             0.0 if state.start.words is None else state.start.words.learning_rate,
+            self.waiting if self._trains_layers_on_host else None,
         )
 
     def _text_encoder_devices(self) -> dict[str, torch.device]:
@@ -209,6 +211,7 @@ class Workspace:
         for settings, shadow in self.powers:
             shadow.update_(self.trained, settings, self.step, total)
         if ema.switch_every and self.step % ema.switch_every == 0:
+            self.stepper.wait()
             for _, shadow in self.powers:
                 shadow.protect()
             if self.shadow is not None:
@@ -249,8 +252,10 @@ class Workspace:
             if settings.offload == "activations":
                 stack.enter_context(activations_on_host(module))
             if settings.offload == "layers":
-                waiting = self._waiting_blocks()
-                stack.enter_context(layers_on_host(module, denoiser.device, self._waiting_slots, waiting))
+                trained, leaves = self._trained_types, self._leaves()
+                stack.enter_context(
+                    layers_on_host(module, denoiser.device, self._waiting_slots, self._waiting_blocks, trained, leaves)
+                )
             # Weights that are fetched from the host block by block must not be kept for the backward pass: they are
             # fetched again.
             if settings.checkpointing or settings.offload == "layers":
@@ -314,9 +319,41 @@ class Workspace:
             return ()
         return self.quantized.waiting
 
+    @property
+    def _trains_layers_on_host(self) -> bool:
+        """Whether layers that wait in host memory are trained themselves."""
+        if self.start_state.settings.optimizer.offload != "layers" or self.denoiser.device.type == "cpu":
+            return False
+        return self.start_state.start.adapter.full_weights
+
+    @cached_property
+    def _trained_types(self) -> dict[SlotKey, torch.dtype]:
+        """The type of each trained weight of layers in host memory, by every slot that it will be in."""
+        if not self._trains_layers_on_host:
+            return {}
+        module, dtype = self.denoiser.module, live_type(self.start_state.settings.optimizer)
+        slots_of = slots_by_tensor(module)
+        names = [name for name in self.start_state.trained if not name.startswith((TEXT_ENCODER, WORDS))]
+        return {slot.key: dtype for name in names for slot in slots_of[id(find_slot(module, name).tensor)]}
+
+    def _waiting_weights(self) -> frozenset[str]:
+        if not self._trained_types:
+            return frozenset()
+        module = self.denoiser.module
+        in_blocks = slots_of_blocks(module, self._waiting_blocks)
+        names = [name for name in self.start_state.trained if not name.startswith((TEXT_ENCODER, WORDS))]
+        return frozenset(name for name in names if find_slot(module, name).key in in_blocks)
+
+    def _leaves(self) -> dict[int, Leaf]:
+        """Where the gradients of trained weights go that wait in host memory, by the ids of these."""
+        module, leaves = self.denoiser.module, self.stepper.leaves
+        return {id(self.trained[n]): Leaf(leaves[n], find_slot(module, n).tensor.dtype) for n in self.waiting}
+
+    @cached_property
     def _waiting_blocks(self) -> int:
         """How many blocks wait in host memory."""
-        sizes = block_sizes(self.denoiser.module, self.denoiser.device, self._waiting_slots())
+        module, device = self.denoiser.module, self.denoiser.device
+        sizes = block_sizes(module, device, self._waiting_slots(), self._trained_types)
         self.block_sizes = tuple(sizes)
         waiting = self.start_state.settings.optimizer.swapped_blocks
         if not waiting:
@@ -357,6 +394,7 @@ class Workspace:
             self.moment,
             text_encoder,
             strength=self.strength,
+            waiting=self.waiting,
         )
         self.before_encoding = self.attached.enter_context(attached)
 
@@ -426,6 +464,7 @@ class Workspace:
 
         Ranks that run the same forward pass (`--shard`) enter it together.
         """
+        self.stepper.wait()
         with ExitStack() as stack:
             if self.shadow is not None:
                 stack.enter_context(self.shadow.swap_in(self.trained))
@@ -434,6 +473,7 @@ class Workspace:
                     stack.enter_context(hold_values(tensor.detach()))
             if self.group.shard and not self.placement.is_sharded:
                 self.group.broadcast_(self.trained)  # only the first rank has the average
+            stack.callback(self.stepper.wait)
             yield
 
     @property

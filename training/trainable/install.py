@@ -5,7 +5,7 @@ Makes the initial values, installs them on a model for a block, and names them a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
@@ -141,7 +141,13 @@ def _copy_weights(
             f" ({example}: {base[example].dtype}); use another adapter type, which trains beside them, or a model that"
             " is not quantized."
         )
-    return {name: base[name].detach().to("cpu", torch.float32, copy=True) for name in names}
+    return {name: _copy_to_train(base[name].detach()) for name in names}
+
+
+def _copy_to_train(weight: Tensor) -> Tensor:
+    if weight.is_meta:  # of a model that is only planned
+        return weight.to(torch.float32, copy=True)
+    return weight.to("cpu", torch.float32, copy=True)
 
 
 def _join(path: str, name: str) -> str:
@@ -347,14 +353,20 @@ def limit_norms_(trained: Mapping[str, Tensor], settings: AdapterSettings) -> Te
 
 
 @contextmanager
-def _install_weights(module: nn.Module, trained: Mapping[str, Tensor]) -> Iterator[Callable[[], None]]:
+def _install_weights(
+    module: nn.Module, trained: Mapping[str, Tensor], waiting: Container[str]
+) -> Iterator[Callable[[], None]]:
     """A context in which the named parameters of `module` are the trained ones, in the model's own type.
 
     Before each forward pass, float32 ones are cast to that type, so that their gradients are float32. It yields a
-    function that casts them without a forward pass.
+    function that casts them without a forward pass. Those that are `waiting` are cast where they come over.
     """
     parameters = dict(module.named_parameters())
-    others = {name: tensor for name, tensor in trained.items() if parameters[name].dtype != tensor.dtype}
+    others = {
+        name: tensor
+        for name, tensor in trained.items()
+        if parameters[name].dtype != tensor.dtype and name not in waiting
+    }
     dtypes = {name: parameters[name].dtype for name in others}
     with open_entry(module, "trained weights") as stack:
         stack.enter_context(use_normal_tensors(module, {n: t for n, t in trained.items() if n not in others}))
@@ -381,6 +393,7 @@ def attach(
     moment: Moment,
     text_encoder: nn.Module | None = None,
     strength: float = 1.0,
+    waiting: Container[str] = (),
 ) -> Iterator[Callable[[], None]]:
     """A context in which a model computes with the trained tensors; its own weights are frozen and fit for autograd.
     Afterwards the model is as before.
@@ -392,6 +405,7 @@ def attach(
         moment: gives (seed, step, purpose) of the forward pass that runs, which dropout is drawn from.
         text_encoder: the text encoder, if it is trained too; the same holds for it.
         strength: of the adapters.
+        waiting: trained weights of the model, by name, that lie in host memory and come over with their block.
 
     Yields:
         A function that must be called before parts of the text encoder compute, because a host calls those and never
@@ -408,7 +422,7 @@ def attach(
                 part_weights = {n: t for n, t in trained.items() if n.startswith(TEXT_ENCODER) == bool(prefix)}
                 weights = {name.removeprefix(prefix): tensor for name, tensor in part_weights.items()}
                 # of the text encoder, which comes last
-                cast_weights = stack.enter_context(_install_weights(part, weights))
+                cast_weights = stack.enter_context(_install_weights(part, weights, waiting))
             yield cast_weights
             return
         for part in parts.values():

@@ -10,13 +10,15 @@ from graft_nodes.patches.core.slots import slot_key
 from graft_nodes.tests.second_device import memory
 from graft_nodes.tests.second_device.device import DEVICE, OutOfOrder, meter
 from graft_nodes.tests.training.conftest import lab  # noqa: F401
+from graft_nodes.tests.training.run.compiling_anew import graphs_run_as_they_are
 from graft_nodes.training.memory import offload, pinning
 from graft_nodes.training.memory.allocations import META
 from graft_nodes.training.memory.checkpointing import checkpoint_blocks
-from graft_nodes.training.memory.layer_ring import SideStream, fewest_waiting, layers_on_host, spread
+from graft_nodes.training.memory.layer_ring import SideStream, fewest_waiting, layers_on_host, more_bytes, spread
 from graft_nodes.training.memory.quantized_base import base
 from graft_nodes.training.memory.quantized_base.base import quantize_base
 from graft_nodes.training.memory.quantized_base.registry import FORMATS, find_format, names
+from graft_nodes.training.run import compiled_blocks
 from graft_nodes.training.run.loop import Callbacks, Stopped, train
 from graft_nodes.training.run.memory_plan import plan
 from graft_nodes.training.trainable.settings import AdapterSettings
@@ -381,3 +383,125 @@ def test_an_interrupted_step_leaves_no_memory(lab):  # noqa: F811
     with pytest.raises(Stopped):
         train(_state(lab, dataset, offload="layers"), denoiser, dataset, 5)
     assert not memory.registered and all(p.device.type == "cpu" for p in denoiser.module.parameters())
+
+
+# --- trained layers ---------------------------------------------------------------------------------------------------
+
+FULL = AdapterSettings("full", targets="all")
+
+
+def _full(lab, dataset, **optimizer):  # noqa: F811
+    given = {"precision": "full-bf16", "fused_backward": True, "clip_norm": 0.0, **optimizer}
+    return lab.state(_denoiser(lab, DEVICE), dataset, FULL, **given)
+
+
+def _equal(one, other):
+    return one.keys() == other.keys() and all(torch.equal(tensor, other[name]) for name, tensor in one.items())
+
+
+def _denoiser_of(lab, device, dtype):  # noqa: F811
+    denoiser = _denoiser(lab, device)
+    denoiser.module.to(dtype)
+    denoiser.own_type = dtype
+    return denoiser
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "dtype"),
+    [
+        ("adamw", "float32", torch.float32),
+        ("adamw", "bf16", torch.bfloat16),
+        ("adafactor", "full-bf16", torch.bfloat16),
+        ("schedulefree", "full-bf16", torch.float16),
+    ],
+)
+def test_trained_layers_have_the_bytes_of_those_on_the_device(lab, optimizer, precision, dtype):  # noqa: F811
+    dataset = _dataset(lab, held_out=[9])
+    callbacks = Callbacks(validate_every=2)
+    here = _with_model_on(DEVICE, _denoiser_of(lab, DEVICE, dtype))
+    same = {"optimizer": optimizer, "precision": precision}
+    if optimizer == "schedulefree":
+        same |= {"schedule": "constant", "ema": None}
+    plain = train(_full(lab, dataset, checkpointing=True, **same), here, dataset, 3, callbacks)
+    for waiting in (0, 1):
+        away = _denoiser_of(lab, DEVICE, dtype)
+        before = {name: (p, p.detach().clone()) for name, p in away.module.named_parameters()}
+        start = _full(lab, dataset, offload="layers", swapped_blocks=waiting, **same)
+        half = train(start, away, dataset, 1, callbacks)
+        found = train(half, away, dataset, 2, callbacks)
+        assert _equal(plain.trained, found.trained) and _equal(plain.average, found.average)
+        assert _equal(plain.optimizer, found.optimizer) and plain.history.validation == found.history.validation
+        assert plain.history.loss == found.history.loss
+        assert plain.history.norm == pytest.approx(found.history.norm, rel=1e-12)  # added in another order
+        for name, p in away.module.named_parameters():
+            assert p is before[name][0] and torch.equal(p, before[name][1])
+    assert not memory.registered
+
+
+def test_trained_layers_learn_from_two_sizes_and_keep_a_prior(lab):  # noqa: F811
+    """Each size has a backward pass of its own, and the prior is what the model's own weights compute."""
+    dataset = _dataset(lab, count=4)
+    other = lab.pictures(shape=(48, 4, 6), seed=1)
+    dataset = replace(dataset, regularization=other, regularization_share=0.5)
+    found = []
+    for device, more in ((DEVICE, {"checkpointing": True}), (DEVICE, {"offload": "layers"})):
+        denoiser = _denoiser(lab, device)
+        if "offload" not in more:
+            _with_model_on(device, denoiser)
+        start = _full(lab, dataset, batch_size=2, **more)
+        objective = replace(start.settings.objective, prior="output-preservation")
+        start = replace(start, settings=replace(start.settings, objective=objective))
+        found.append(train(start, denoiser, dataset, 3))
+    assert _same(*found) and found[0].history.loss == found[1].history.loss
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "precision", "counts"), [("adamw", "float32", (3, 1)), ("adafactor", "full-bf16", (3,))]
+)
+def test_the_planned_peak_of_trained_layers_is_the_measured_one(lab, optimizer, precision, counts):  # noqa: F811
+    dataset = _dataset(lab, count=4)
+    state = _full(lab, dataset, offload="layers", optimizer=optimizer, precision=precision, ema=None)
+    planned = plan(state, _denoiser(lab, META), dataset)
+    beside = plan(state.with_optimizer(offload="none", checkpointing=True), _denoiser(lab, META), dataset)
+    assert planned.peak < 0.6 * beside.peak
+    for waiting in counts:
+        denoiser, peaks = _denoiser(lab, DEVICE), []
+        before = meter.allocated
+        meter.clear()
+        watching = Callbacks(on_step=lambda *_, peaks=peaks: peaks.append(meter.peak))
+        train(state.with_optimizer(swapped_blocks=waiting), denoiser, dataset, 3, watching)
+        expected = planned.peak + more_bytes(planned.blocks, waiting)
+        assert peaks[-1] - before == pytest.approx(expected, rel=0.1)
+    room = planned.blocks[0]
+    numbers = sum(p.numel() for p in denoiser.module.blocks[0].parameters())
+    bytes_each = 4 if precision == "float32" else 2 + 4  # bf16 beside its copy in the model's float32
+    assert room == numbers * bytes_each + denoiser.module.blocks[0].shift.nbytes
+
+
+def test_bytes_over_the_bus_of_a_step_with_trained_layers(lab):  # noqa: F811
+    dataset, counts = _dataset(lab), []
+
+    def stepped(*_):
+        counts.append((meter.uploaded, meter.downloaded, len(meter.synchronizations)))
+        meter.clear()
+
+    denoiser = _denoiser(lab, DEVICE)
+    state = _full(lab, dataset, offload="layers", optimizer="sgd", ema=None)
+    train(state, denoiser, dataset, 3, Callbacks(on_step=stepped))
+    numbers = sum(p.numel() for p in denoiser.module.blocks.parameters())
+    uploaded, downloaded, waits = counts[1]
+    # The step takes weights in bf16 and momentum in float32, and gives them back.
+    assert 6 * numbers <= downloaded < 6.01 * numbers
+    for_layers = uploaded - downloaded - sum(image.latent.nbytes for image in dataset.images[:4])
+    assert for_layers == pytest.approx(2 * numbers * 5 / 3, rel=0.01)  # every block twice, but the last once
+    assert waits == 2  # for the loss, before anything moves, and for the norm
+
+
+def test_trained_layers_are_compiled(lab, monkeypatch):  # noqa: F811
+    monkeypatch.setattr(compiled_blocks, "BACKEND", "eager")
+    dataset, found, notes = _dataset(lab), [], []
+    with graphs_run_as_they_are(monkeypatch):
+        for compile in ("off", "blocks"):
+            state = _full(lab, dataset, offload="layers", compile=compile)
+            found.append(train(state, _denoiser(lab, DEVICE), dataset, 2, Callbacks(note=notes.append)))
+    assert _equal(found[0].trained, found[1].trained) and "2 compilations for 3 Block" in notes[-2]

@@ -122,7 +122,7 @@ RUNS = [
         "disconnect EMA Settings.*maximum weight norm 1 would scale",
     ),
     ({"optimizer": "muon"}, {"kind": "full", "pattern": "norm"}, False, "muon moves matrices"),
-    ({"offload": "layers"}, {"kind": "full"}, False, "adapter type full freezes none"),
+    ({"offload": "layers"}, {"kind": "full"}, False, "one after the other in the backward pass"),
 ]
 
 

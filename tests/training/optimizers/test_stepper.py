@@ -255,6 +255,14 @@ def test_fused_backward_gives_the_same_bytes(lab, optimizer, precision, passes):
     assert found[0].key == found[1].key
 
 
+def test_layers_in_host_memory_change_nothing_where_full_weights_compute_there(lab):
+    denoiser, dataset = lab.Flow(), lab.pictures()
+    fused = {"clip_norm": 0.0, "fused_backward": True}
+    plain = train(_state(lab, denoiser, dataset, "adamw", FULL, **fused), denoiser, dataset, 2)
+    layers = _state(lab, denoiser, dataset, "adamw", FULL, offload="layers", swapped_blocks=1, **fused)
+    assert _same(plain, train(layers, denoiser, dataset, 2))
+
+
 def test_fused_backward_holds_one_gradient_at_a_time(lab):
     denoiser, dataset = lab.Flow(), lab.pictures()
     for fused in (False, True):

@@ -1,6 +1,6 @@
 """The plan of a step's memory: against counts by hand, and against what PyTorch's own allocator records."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -239,3 +239,16 @@ def test_a_preview_is_what_pytorchs_allocator_measures(lab, adapter):
             denoiser.denoise(torch.cat([batch.latents[:1]] * 2), level, batch.conditionings[:1] * 2, {})
     work.close()
     assert planned.preview - stays == pytest.approx(most_held(record), rel=0.1)
+
+
+@pytest.mark.parametrize("adapter", [LORA, FULL], ids=["lora", "full"])
+@pytest.mark.parametrize("offload", ["none", "layers"])
+def test_a_model_of_which_only_the_header_was_read_is_planned_as_any_other(lab, adapter, offload):
+    more = {"fused_backward": True, "clip_norm": 0.0, "precision": "full-bf16"} if adapter.full_weights else {}
+    state, denoiser, dataset = _run(lab, adapter, META, offload=offload, **more)
+    expected = plan(state, denoiser, dataset)
+    denoiser.module.to(META)
+    without_values = lab.state(denoiser, dataset, adapter, **asdict(state.settings.optimizer))
+    assert all(tensor.is_meta for tensor in without_values.trained.values()) == adapter.full_weights
+    assert plan(without_values, denoiser, dataset) == expected
+    assert all(tensor.is_meta for tensor in denoiser.module.parameters())

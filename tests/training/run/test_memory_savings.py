@@ -134,7 +134,31 @@ def test_nothing_is_proposed_that_the_settings_exclude(lab):
     nf4 = lab.state(denoiser, dataset, AdapterSettings(targets="all", rank=2, base_weights="nf4"))
     assert "base weights" not in report(nf4, _linear_plan, GB)
     full = lab.state(denoiser, dataset, AdapterSettings("full"))
-    assert "base weights" not in report(full, _linear_plan, GB) and "layers" not in report(full, _linear_plan, GB)
+    assert "base weights" not in report(full, _linear_plan, GB)
+    assert "fused backward pass" not in report(nf4, _linear_plan, GB)
+
+
+def _full_plan(state):
+    """The made-up model with trained weights and gradients of 5 GB each, which layers in host memory leave there."""
+    plan, optimizer = _plan(state), state.settings.optimizer
+    assert optimizer.fused_backward or optimizer.offload != "layers"
+    plan.parts["trained"] = GB if optimizer.offload == "layers" else 5 * GB
+    plan.parts["gradients"] = 0 if optimizer.fused_backward else 5 * GB
+    return plan
+
+
+def test_layers_are_proposed_for_full_weights_with_what_they_need(lab):
+    for clip_norm in (1.0, 0.0):
+        state = lab.state(lab.Flow(), lab.pictures(), AdapterSettings("full"), batch_size=2, clip_norm=clip_norm)
+        steps = choose_savings(state, _full_plan, 8 * GB)
+        words = [step.saving.words for step in steps]
+        assert "fused backward pass on, with maximum gradient norm 0" in words
+        assert words[-1] == "offload to CPU memory layers" and steps[-1].plan.peak <= 0.9 * 8 * GB
+        assert "batch size 1, with more gradient accumulation" not in words  # which excludes the fused backward pass
+        same = save_more(state.with_optimizer(checkpointing=True, offload="optimizer"), on_host=False)
+        assert (same is not None and same[1].settings.optimizer.fused_backward) == (clip_norm == 0)
+    accumulating = state.with_optimizer(accumulation=2)
+    assert "fused" not in report(accumulating, _full_plan, GB) and "layers" not in report(accumulating, _full_plan, GB)
 
 
 def test_a_model_without_linear_layers_is_proposed_no_quantized_base(lab):
@@ -165,8 +189,9 @@ def test_weights_in_bf16_are_proposed_once_and_leave_all_else(lab):
 
 
 def test_what_a_saving_has_changed_it_does_not_propose_again(lab):
+    full = lab.state(lab.Flow(), lab.pictures(), AdapterSettings("full"), batch_size=2)
     for saving in SAVINGS:
-        saved = saving.apply(_state(lab))
+        saved = saving.apply(full if saving.words.startswith("fused") else _state(lab))
         assert saved is not None and saving.apply(saved) is None, saving.words
 
 
