@@ -49,16 +49,20 @@ class GraftNode(io.ComfyNode):
     checked_together: ClassVar[tuple[tuple[str, ...], ...]] = ()
     checked_sockets: ClassVar[tuple[str, ...]] = ()
     growing_choices: ClassVar[tuple[str, ...]] = ()
+    _is_checked: ClassVar[bool]  # of a class whose own execute checks its inputs
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "_is_checked" in cls.__dict__:  # a clone that ComfyUI makes; another pack may have replaced its execute
+            return
         own = cls.__dict__.get("execute")
-        if own is not None and not hasattr(own.__func__, "__wrapped__"):
+        if own is not None:
             execute = own.__func__
         elif own is None and "settings_class" in cls.__dict__:
             execute = cls.execute.__func__.__wrapped__
         else:
-            return  # it has no execute yet, or is a clone that ComfyUI makes
+            return  # it has no execute yet
+        cls._is_checked = True
         # The schema is made anew at each check, in a tenth of a millisecond: a registry may have grown since.
         cls.execute = classmethod(_check_inputs(execute, cls.settings_class, cls.define_schema))
         if "define_schema" in cls.__dict__:

@@ -186,3 +186,12 @@ def test_the_node_search_finds_a_node_by_what_people_call_it(host, typed):
     if "search_aliases" not in told:
         pytest.skip("this ComfyUI's nodes have no search words")
     assert typed in told["search_aliases"]
+
+
+@pytest.mark.parametrize("node", NODES, ids=IDS)
+def test_an_execute_that_another_pack_replaced_is_what_a_copy_of_the_class_runs(node, monkeypatch):
+    """ComfyUI runs nodes and asks their validation on copies, which its versions make of the class's own attributes."""
+    monkeypatch.setattr(node, "execute", classmethod(lambda cls, **values: values))
+    copy = type("Copy", (node, *node.__bases__), dict(node.__dict__))
+    assert copy.execute(anything="arrives") == {"anything": "arrives"}
+    assert copy.__dict__.get("validate_inputs") is node.__dict__.get("validate_inputs")
