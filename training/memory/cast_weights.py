@@ -29,7 +29,8 @@ def cast_weights(
     one copy of their weights. Afterwards the model is as before, with the same Parameter objects.
 
     Those of another 16 or 32 bit type are cast, and their own values wait in host memory. What a host's layers unpack
-    to the type of their input (fp8) is unpacked to `dtype` at once, not to float32 first.
+    to the type of their input (fp8) is unpacked to `dtype` at once, not to float32 first. Norms that a host casts so
+    compute with their own weights, as those that it does not cast.
 
     Args:
         module: the model.
@@ -43,6 +44,8 @@ def cast_weights(
     casts: dict[int, nn.Parameter] = {}  # by the identity of what is cast: layers may share a weight
     with ExitStack() as stack:
         for path, layer in list(module.named_modules()):
+            if isinstance(layer, (nn.GroupNorm, nn.LayerNorm)) and casts_weights(layer):
+                stack.callback(around(layer, "input", _with_float32_input).leave)
             if not (isinstance(layer, nn.Linear) or is_conv(layer)):
                 continue
             if casts_weights(layer):
@@ -59,6 +62,11 @@ def _with_cast_input(layer: nn.Module, inner: Callable[..., Any], x: Any, *more:
     if isinstance(x, Tensor) and x.is_floating_point():
         x = x.to(product_type(x))
     return inner(x, *more, **named)
+
+
+def _with_float32_input(_: nn.Module, inner: Callable[..., Any], x: Any, *more: Any, **named: Any) -> Any:
+    """A norm computes in float32 under autocast: its weights are cast to that, not rounded to the type of its input."""
+    return inner(x.float(), *more, **named)
 
 
 def _is_of_other_type(layer: nn.Module, name: str, dtype: torch.dtype) -> bool:

@@ -98,6 +98,48 @@ def test_what_a_host_s_layer_unpacks_is_unpacked_to_the_type_of_the_computation(
     assert model[1].seen == torch.float32
 
 
+def _cast_to_input(weights, x):
+    return [weight.to(x.dtype) for weight in weights]
+
+
+class CastingLayerNorm(nn.LayerNorm):
+    comfy_cast_weights = True
+
+    def forward(self, x):
+        return nn.functional.layer_norm(x, self.normalized_shape, *_cast_to_input((self.weight, self.bias), x))
+
+
+class CastingGroupNorm(nn.GroupNorm):
+    comfy_cast_weights = True
+
+    def forward(self, x):
+        return nn.functional.group_norm(x, self.num_groups, *_cast_to_input((self.weight, self.bias), x))
+
+
+@pytest.mark.parametrize(
+    ("plain", "casting", "sizes"),
+    [(nn.LayerNorm, CastingLayerNorm, (WIDTH,)), (nn.GroupNorm, CastingGroupNorm, (4, WIDTH))],
+    ids=["layer", "group"],
+)
+def test_a_norm_that_a_host_casts_keeps_the_digits_of_its_weights(plain, casting, sizes):
+    """As one whose model is on the device whole: there autocast takes the weights as they are."""
+    norms = [kind(*sizes).requires_grad_(False) for kind in (plain, casting)]
+    with torch.no_grad():
+        for norm in norms:
+            norm.weight.copy_(torch.linspace(0.7, 1.3, WIDTH))
+            norm.bias.copy_(torch.linspace(-0.3, 0.2, WIDTH))
+    expected, rounded, found = (nn.Sequential(nn.Linear(WIDTH, WIDTH), norm) for norm in (norms[0], norms[1], norms[1]))
+    for model in (expected, rounded, found):
+        torch.manual_seed(0)
+        nn.init.normal_(model[0].weight)
+        nn.init.zeros_(model[0].bias)
+        model.requires_grad_(False).to(DEVICE)
+    whole, _ = gradient(expected)
+    assert not torch.equal(gradient(rounded)[0], whole)
+    with cast_weights(found, BF16):
+        assert torch.equal(gradient(found)[0], whole)
+
+
 def test_what_an_adapter_reads_beside_a_layer_is_not_cast():
     """Gradients add up in the input's own type, or a model whose weights wait in host memory would learn otherwise."""
     model = network(BF16, Casting)
