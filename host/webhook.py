@@ -42,7 +42,7 @@ def address() -> str:
     is_plain = text.isascii() and text.isprintable() and " " not in text
     if not (is_plain and has_port and parts.scheme in ("http", "https") and parts.hostname and "@" not in parts.netloc):
         raise ValueError(
-            "the environment variable GRAFT_WEBHOOK is no address that can be posted to: expected http:// or https://,"
+            "the environment variable GRAFT_WEBHOOK is not an address that can be posted to: expected http:// or https://,"
             " a host and no user name, such as https://hooks.example.org/graft. Mend it, or unset it to send nothing."
         )
     return text

@@ -30,7 +30,7 @@ async function askPermission() {
   })
 }
 
-/** A step that found its result in the store has not trained, and is no news. */
+/** A step that found its result in the store has not trained, and is not news. */
 function notify({ run, ended, step, steps, until, loss, seconds }) {
   if (window.Notification?.permission !== 'granted' || !(steps || ended === 'failed')) return
   const body = t('step {step} of {until}, loss {loss}, {time}', {

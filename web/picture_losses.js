@@ -4,7 +4,7 @@ import { asked } from './editor.js'
 import { t } from './texts.js'
 
 const orMost = (value) => value ?? Infinity // no number, or not measured
-// How two losses are ordered. A loss that is no number counts as the highest, a caption that was not measured as a good one.
+// How two losses are ordered. A loss that is not a number counts as the highest, a caption that was not measured as a good one.
 const ORDERS = {
   'by name': null,
   'highest loss first': (one, other) => orMost(other.after) - orMost(one.after) || 0,

@@ -366,7 +366,7 @@ def test_a_desktop_notice_comes_only_when_it_was_asked_for(editor):
         assert end() == [["mine: training is done", said, "graft mine"]]
         failed = end(ended="failed", steps=0, step=0, loss=None)
         assert failed == [["mine: training has failed", "step 0 of 20, loss \u2013, 1 min 15 s", "graft mine"]]
-        assert end(steps=0) == [], "a stored result is no news"
+        assert end(steps=0) == [], "a stored result is not news"
         editor.open()  # a page that opens does not ask
         editor.do(NOTICES)
         assert editor.do("() => window.asked") == 0 and end() == []

@@ -122,7 +122,7 @@ def test_what_is_no_address_is_refused_and_not_quoted(monkeypatch, address):
     said = []
     for text in (address, "nothing of the kind"):
         monkeypatch.setenv("GRAFT_WEBHOOK", text)
-        with pytest.raises(ValueError, match="GRAFT_WEBHOOK is no address") as refusal:
+        with pytest.raises(ValueError, match="GRAFT_WEBHOOK is not an address") as refusal:
             webhook.address()
         said.append(str(refusal.value))
     assert said[0] == said[1]

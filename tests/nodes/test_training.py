@@ -786,7 +786,7 @@ def test_an_address_of_the_owner_s_hears_of_each_end_and_a_silent_one_fails_noth
     assert posted == [], "what was stored is not trained, and no news"
     monkeypatch.setenv("GRAFT_WEBHOOK", "ftp://127.0.0.1/hook")
     result = host.run(_workflow(host, pictures, f"{run} refused", 1))
-    assert "GRAFT_WEBHOOK is no address" in str(result["errors"]) and not result["success"]
+    assert "GRAFT_WEBHOOK is not an address" in str(result["errors"]) and not result["success"]
 
 
 def test_previews_and_the_state_can_be_asked_for_while_it_trains(host, pictures, run, wall, monkeypatch):

@@ -88,7 +88,7 @@ def nearest(latents: Tensor, noise: Tensor, other: Tensor) -> Tensor:
 
     Args:
         latents: the images (B, C, …).
-        noise: an earlier draw (B, C, …), which stays where the other one is no nearer.
+        noise: an earlier draw (B, C, …), which stays where the other is not nearer.
         other: the next draw (B, C, …).
 
     Returns:

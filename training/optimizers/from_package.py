@@ -39,7 +39,7 @@ _CONSTANTS = {"true": True, "false": False, "none": None}
 
 
 class UnfitClassError(ValueError):
-    """A class that is no optimizer, or not one that its settings suit."""
+    """A class that is not an optimizer, or not one that its settings suit."""
 
 
 def find_record(path: str) -> OptimizerRecord:
@@ -49,7 +49,7 @@ def find_record(path: str) -> OptimizerRecord:
         path: its import path.
 
     Raises:
-        ValueError: where it is no path, or one of a package that is not allowed.
+        ValueError: where it is not a path, or one of a package that is not allowed.
     """
     if not _PATH.fullmatch(path):
         raise ValueError(
@@ -67,7 +67,7 @@ def find_record(path: str) -> OptimizerRecord:
 
 
 def _owners_packages() -> list[str]:
-    """The packages that the owner allows; without what is no name of a package."""
+    """The packages that the owner allows; without what cannot name a package."""
     names = [name.strip() for name in os.environ.get(VARIABLE, "").split(",")]
     return [name for name in names if name.isidentifier() or _PATH.fullmatch(name)]
 
@@ -111,7 +111,7 @@ def find_class(path: str, module: str) -> type[torch.optim.Optimizer]:
         raise UnfitClassError(f"optimizer class {path}: {module} has no such class")
     if not issubclass(found, torch.optim.Optimizer) or found is torch.optim.Optimizer:
         raise UnfitClassError(
-            f"optimizer class {path} is no optimizer: expected a class that derives from torch.optim.Optimizer"
+            f"optimizer class {path} is not an optimizer: expected a class that derives from torch.optim.Optimizer"
         )
     return found
 

@@ -70,7 +70,7 @@ def _faults(settings: OptimizerSettings) -> tuple[str, ...]:
 
 
 def _unsaved(optimizer: torch.optim.Optimizer) -> Iterator[str]:
-    """The entries of its state that are no tensors and no numbers."""
+    """The entries of its state that are neither tensors nor numbers."""
     for state in optimizer.state.values():
         for name, value in state.items():
             if not (value is None or isinstance(value, Tensor | int | float)):

@@ -15,7 +15,7 @@ _OF_NORMAL = 0.6745  # the median deviation of a normal distribution, in standar
 FAR_ABOVE = "its loss is far above the others: a broken picture, a wrong caption, or unlike the rest"
 FAR_BELOW = "its loss is far below the others: nearly empty, or shown much more often"
 NO_HELP = "its caption helps far less than the others' do: it may be wrong"
-NOT_FINITE = "its loss is no number: a broken picture"
+NOT_FINITE = "its loss is not a number: a broken picture"
 
 
 def outliers(losses: Mapping[str, PictureLoss]) -> dict[str, list[str]]:

@@ -66,7 +66,7 @@ def find_values(content: Any, weighting: str) -> dict[str, Any]:
         weighting: the loss weighting so far.
 
     Raises:
-        ValueError: where the content is no table of settings.
+        ValueError: where the content is not a table of settings.
     """
     if not isinstance(content, dict):
         raise ValueError('is not a table of settings such as {"cond_dropout": 0.04}')

@@ -224,8 +224,8 @@ def test_options_arrive_as_they_are_written():
         ("Still", "leaves some tensors where they are"),
         ("Closure", r"fails on small tensors: TypeError: .*closure"),
         ("NoRate", r"takes no learning rate \(lr\)"),
-        ("NoOptimizer", "is no optimizer: expected a class that derives from torch.optim.Optimizer"),
-        ("torch.optim.Optimizer", "is no optimizer"),
+        ("NoOptimizer", "is not an optimizer: expected a class that derives from torch.optim.Optimizer"),
+        ("torch.optim.Optimizer", "is not an optimizer"),
         ("Inner.Hidden", "has no such class"),
         ("run", "has no such class"),
         ("Missing", "has no such class"),
@@ -285,7 +285,7 @@ def test_two_calls_are_one_with_a_store_between(lab, allowed, tmp_path, path, pr
 
 
 def test_its_steps_are_those_of_the_class(allowed):
-    """Two rates, and what is no matrix in a group of its own."""
+    """Two rates, and what is not a matrix in a group of its own."""
     draws = torch.Generator().manual_seed(1)
     weights = {
         name: torch.randn(shape, generator=draws)

@@ -248,7 +248,7 @@ def test_everydream2s_own_file_works_as_it_is(bench):
         "weighting": "min-snr",
         "keep_epochs": 20,
     }
-    assert ObjectiveSettings().gamma == 5.0  # so it is no change
+    assert ObjectiveSettings().gamma == 5.0  # so it is not a change
     [ignored] = [note for note in own.notes if "not taken" in note]
     content = json.loads(SAMPLE.read_text(encoding="utf-8"))
     always = {"save_full_precision", "save_optimizer"}
