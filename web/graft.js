@@ -14,6 +14,7 @@ import { TYPE, loraRows, refresh } from './lora_stack.js'
 import * as notice from './notice.js'
 import * as problems from './problems.js'
 import { SETTINGS } from './settings.js'
+import { colorSockets } from './socket_colors.js'
 import * as subgraphPanels from './subgraph_panels.js'
 import * as todo from './todo.js'
 import * as training from './training.js'
@@ -38,6 +39,7 @@ app.registerExtension({
   setup() {
     addStyle()
     watchTheme()
+    colorSockets()
     fitPages()
     followLinks()
     problems.listen()

@@ -3,11 +3,13 @@ the edge of a group, no wire passes under a node, and titles and labels have roo
 are as wide as the place that shows them. In both languages; the pages in two windows.
 """
 
+import inspect
 import json
 from pathlib import Path
 
 import pytest
 from browsing import DRAWS_CHINESE, NO_CHINESE
+from graft_nodes.nodes import schema
 from templates_dialog import choose
 from test_browser_dataset import SETTING
 from test_browser_looks import LANGUAGES, sized
@@ -144,6 +146,21 @@ SIDEWAYS = """() => {
   const named = (one) => `${one.tagName} “${one.textContent.trim().slice(0, 30)}”`
   return wide.map((one) => `${named(one)}: ${one.scrollWidth} of ${content.clientWidth}`)
 }"""
+
+
+COLORED = """(types) => types.filter((type) => {
+  const page = getComputedStyle(document.documentElement).getPropertyValue(`--color-datatype-${type}`)
+  return !(page && LGraphCanvas.link_type_colors[type] && app.canvas.default_connection_color_byType[type])
+})"""
+
+
+@pytest.mark.parametrize("palette", ["light", "dark"])
+def test_sockets_of_graft_s_types_have_colors_in_every_palette(editor, palette):
+    types = [made.io_type for made in vars(schema).values() if inspect.isclass(made) and hasattr(made, "io_type")]
+    assert "TRAIN_STATE" in types
+    editor.do(SETTING, ["Comfy.ColorPalette", palette])
+    editor.settle()
+    assert editor.do(COLORED, types) == []
 
 
 def test_help_pages_do_not_scroll_sideways(spoken):
