@@ -56,8 +56,20 @@ OPTIMIZER = {
     "block_rates",
     "fused_backward",
     "options",
+    "optimizer_class",
 }
-OBJECTIVE = {"prior", "loss", "weighting", "offset_noise", "min_timestep", "max_timestep", "expert", "boundary"}
+OBJECTIVE = {
+    "prior",
+    "loss",
+    "weighting",
+    "offset_noise",
+    "min_timestep",
+    "max_timestep",
+    "expert",
+    "boundary",
+    "target",
+    "noise_candidates",
+}
 EMA = {"interval", "snapshots", "widths", "switch_every", "decay", "min_decay"}
 TODO = {"depth_factors", "start_percent", "end_percent"}
 AVERAGE = {"profile", "weights", "algebra", "rank"}
