@@ -579,6 +579,7 @@ def test_every_setting_of_the_filters_changes_the_digest(tmp_path):
         "small: skip",
         "size: 128",
         "flip_p: 0.5",
+        "leave_out: ['2.png']",
     )
     digests = {text: _made(tmp_path, filters=text, buckets=False).digest for text in texts}
     assert len(set(digests.values())) == len(texts)

@@ -228,7 +228,7 @@ def test_dropout_is_drawn_from_the_moment_and_keeps_the_mean(lab, name):
         ),
         (
             {"pattern": "a=rank 0, b=size 3, /(/"},
-            "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*no regular expression",
+            "'b=size 3': expected PATTERN=rank 8.*'a': rank is 0.*not a regular expression",
         ),
         (
             {"kind": "full", "initial": {}},
