@@ -17,7 +17,7 @@ OPTIONAL = 7  # the shape of an optional input's socket
 TITLE, SLOT = 30, 20  # the heights of a node's title and of a socket, in units of the canvas
 GAP = 60  # between nodes, with the title of the lower one
 EDGE = 20  # of a group beside its nodes
-HEAD, LANES = 80, 50  # of a group above its first node: both titles; and room for wires between them
+HEAD, LANES = 80, 50  # of a group above its first node: both titles; and more for many wires between them
 LANE = 12  # between wires that go side by side
 RIM = 2  # of a node, under which a wire may touch it
 PULL = 20  # the farthest that a dot pulls a curve, as the editor's settings have it
@@ -72,11 +72,11 @@ Box = tuple[float, float, float, float]  # left, top, right, bottom
 class Graph:
     """Nodes by their host's schemas, the links between them, and where all of it lies."""
 
-    def __init__(self, classes: Mapping[str, Any], title: str, first_id: int = 1, lanes: bool = False) -> None:
+    def __init__(self, classes: Mapping[str, Any], title: str, first_id: int = 1, lanes: int = 0) -> None:
         from graft_nodes.headless.embedded import catalogue
 
         self.classes, self.look_up, self.title = classes, catalogue(classes, {}), title
-        self.first_id, self.head = first_id, HEAD + LANES * lanes
+        self.first_id, self.head = first_id, HEAD + lanes
         self.nodes: list[dict[str, Any]] = []
         self.links: list[list[Any]] = []
         self.groups: list[dict[str, Any]] = []

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from graft_nodes.example_workflows.layout import Graph
+from graft_nodes.example_workflows.layout import LANES, Graph
 
 HERE = Path(__file__).resolve().parent
 BLUEPRINT = HERE.parent / "subgraphs" / "Train a LoRA (Graft).json"
@@ -255,7 +255,7 @@ FIRST_NOTE = (
     "In app mode (the button beside *Graph*, at the top left) this is a form without the graph. It shows the curve"
     " while it trains, then the previews, the saved LoRA with a button that downloads it, and the images.",
 )
-FIRST_ROOM = 797  # height of the blueprint while it trains
+FIRST_ROOM = 817  # height of the blueprint while it trains
 FIRST_PREVIEWS = 50  # steps between two previews
 FIRST_SETTINGS = {
     "folder": "graft_demo/concept",
@@ -273,7 +273,7 @@ FIRST_SETTINGS = {
 def first(classes: Mapping[str, Any]) -> dict[str, Any]:
     """The blueprint with its ten settings on the demo model, images before and after, the curve and the saved file."""
     blueprint = json.loads(BLUEPRINT.read_text(encoding="utf-8"))
-    graph = Graph(classes, FIRST, first_id=21, lanes=True)  # not an id inside the blueprint
+    graph = Graph(classes, FIRST, first_id=21, lanes=30)  # not an id inside the blueprint
     note = graph.note(FIRST_NOTE, 240)
     demo = graph.add("GraftDemo")
     latent = graph.add("EmptyLatentImage", width=256, height=256, batch_size=4)
@@ -999,7 +999,7 @@ EDITS = {  # by the setting `control pictures`
 def for_family(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Loaders, dataset, recipe, training with previews, the saved LoRA, and an image of it."""
     name = "".join(letter for letter in family.title.lower() if letter not in " .()")
-    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=True)
+    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=LANES)
     texts = list(NOTE)
     if family.training_only:
         texts.insert(3, TRAINING_ONLY.format(steps=family.steps))
@@ -1109,7 +1109,7 @@ BOUNDARY_STEP = 10  # of 20: where ComfyUI's own template goes from one model to
 def for_pair(classes: Mapping[str, Any], family: Family) -> dict[str, Any]:
     """Both experts of a pair in one run, with previews of both, a file for each, and an image of both."""
     name = family.title.lower().replace(" ", "")
-    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=True)
+    graph = Graph(classes, f"Train a LoRA for {family.title}", lanes=LANES)
     loaders, note = _loaders(graph, family, PAIR)
     high, low, *others = loaders
     model = _outputs([high, *others])

@@ -10,7 +10,7 @@ from graft_nodes.example_workflows import layout
 FOLDER = Path(__file__).resolve().parents[2] / "example_workflows"
 PATHS = sorted(FOLDER.glob("*.json"))
 LARGEST, FIRST = (2000, 1200), (1680, 950)  # in units of the canvas: 60% in 1600 x 1000, and in 1280 x 720
-TRAINING = 797  # height of a subgraph's own node with the panels of what is inside, while it trains
+TRAINING = 817  # height of a subgraph's own node with the panels of what is inside, while it trains
 PREVIEW = 226  # by which the editor makes a sampler higher while it draws
 SIDEBAR, BARS = 60, 80  # pixels of the editor's window that its bars take
 EMPTY = 400
