@@ -113,16 +113,27 @@ export function decimated(series, from, until, columns) {
   return out
 }
 
-/** About `count` rounded axis values between low and high; none when these are too close together to tell apart. */
-export function ticks(low, high, count = 4) {
+/**
+ * About `count` rounded axis values between low and high, and three if there are so many multiples of `least`; none when
+ * these are too close together to tell apart.
+ */
+export function ticks(low, high, count = 4, least = 0) {
   const raw = (high - low || Math.abs(high) || 1) / count
   const power = 10 ** Math.floor(Math.log10(raw))
-  const step = [1, 2, 5, 10].map((factor) => factor * power).find((size) => size >= raw * 0.999)
-  const [first, last] = [Math.ceil(low / step - 1e-9), Math.floor(high / step + 1e-9)]
-  if (!(last - first <= 10 * count)) return [] // not numbers, or steps below their precision
-  return Array.from({ length: Math.max(0, last - first + 1) }, (_, index) =>
-    Number(((first + index) * step).toPrecision(12)),
+  const sizes = [10, 5, 2, 1, 0.5, 0.2].map((factor) => factor * power).filter((size) => size >= least)
+  const wide = sizes.filter((size) => size >= raw * 0.999).length - 1
+  const found = sizes.slice(Math.max(0, wide)).map((size) => multiples(low, high, size, 10 * count))
+  return found.find((values) => values.length >= 3) ?? found.at(-1) ?? []
+}
+
+/** The multiples of a size between low and high; none where there are more than `most`, or no numbers. */
+function multiples(low, high, size, most) {
+  const [first, last] = [Math.ceil(low / size - 1e-9), Math.floor(high / size + 1e-9)]
+  if (!(last - first <= most)) return []
+  const values = Array.from({ length: Math.max(0, last - first + 1) }, (_, index) =>
+    Number(((first + index) * size).toPrecision(12)),
   )
+  return [...new Set(values)]
 }
 
 const PLAIN = { of: (value) => value, ticks }
@@ -280,7 +291,7 @@ function drawStepAxis(pen, style, box, from, until) {
   pen.fillStyle = style.color
   pen.textAlign = 'center'
   pen.textBaseline = 'top'
-  for (const tick of ticks(from, until, Math.max(3, Math.floor(box.width / 60)))) {
+  for (const tick of ticks(from, until, Math.max(3, Math.floor(box.width / 60)), 1)) {
     const x = box.left + (until > from ? ((tick - from) / (until - from)) * (box.width - 1) : 0)
     pen.fillText(String(tick), x, box.top + box.height + 4)
   }

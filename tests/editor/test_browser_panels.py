@@ -160,8 +160,11 @@ def test_a_curve_that_is_flat_but_for_rounding_has_an_axis(editor):
           return [
             ticks(0, 1), ticks(0.1, 0.1 + 2 ** -55), ticks(0, 100, 3), ticks(-0.2, 0.25), ticks(5, 5, 2),
             ticks(1e-300, 2e-300),
+            ticks(0.11, 0.29), ticks(0.05, 0.19), ticks(1, 8, 3, 1), ticks(1, 2, 3, 1), ticks(1, 3, 5, 1),
           ]
         }""")
+    assert found[6:8] == [[0.15, 0.2, 0.25], [0.05, 0.1, 0.15]], "three"
+    assert found[8:] == [[2, 4, 6, 8], [1, 2], [1, 2, 3]], "whole steps"
     assert found[:1] + found[2:4] == [[0, 0.5, 1], [0, 50, 100], [-0.2, 0, 0.2]] and all(
         len(one) <= 40 for one in found
     )
