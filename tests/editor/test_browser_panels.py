@@ -473,7 +473,7 @@ SETTINGS = "([id, value]) => app.extensionManager.setting.set(id, value)"
 
 def test_settings_have_a_section_and_take_effect(editor):
     ours = "Object.values(app.ui.settings.settingsLookup).filter((one) => one.id.startsWith('Graft.'))"
-    assert editor.do(f"() => {ours}.map((one) => one.category[0])") == ["Graft"] * 3
+    assert editor.do(f"() => {ours}.map((one) => one.category[0])") == ["Graft"] * 4
     editor.clear()
     node = editor.add("TrainStep", 100, 100)
     for number, loss in enumerate((0.5, 0.5, 0.5, 0.1), start=1):
@@ -504,7 +504,7 @@ def test_settings_have_a_section_and_take_effect(editor):
 
 
 # Latin words that the panels show in Chinese too: names of things, and what the server or the user wrote.
-KEPT = {"JSON", "LoRA", "CLIP", "EMA", "ToDo", "nowhere", "safetensors", "loras"}
+KEPT = {"CSV", "JSON", "LoRA", "CLIP", "EMA", "ToDo", "nowhere", "safetensors", "loras"}
 
 
 def test_panels_speak_chinese_when_the_editor_does(editor):
