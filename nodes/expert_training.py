@@ -99,10 +99,7 @@ class ExpertTraining:
             outcomes = train_in_turn(begun, chosen.switch_every, self.preview, every)
             for call, outcome in zip(self.calls, outcomes, strict=True):
                 call.events.result = outcome.state.key
-        return [
-            replace(outcome, state=call.with_dataset(outcome.state))
-            for call, outcome in zip(self.calls, outcomes, strict=True)
-        ]
+        return [call.with_dataset(outcome) for call, outcome in zip(self.calls, outcomes, strict=True)]
 
     def preview(self, states: Sequence[Any], step: int) -> None:
         """Samples every prompt with both experts as they are now, and with their averages, and shows the images.

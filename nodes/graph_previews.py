@@ -119,8 +119,7 @@ class PausingStep:
             if at == training.until or should_stop():
                 if not training.is_stored:
                     training.save()
-                outcome = training.finish()
-                self.outcome = replace(outcome, state=call.with_dataset(outcome.state))
+                self.outcome = call.with_dataset(training.finish())
                 call.events.result = self.outcome.state.key
             else:
                 training.save_snapshot()

@@ -385,7 +385,7 @@ class StepCall:
             outcome = runs.run(
                 state, steps, self.open_denoiser, subject.dataset, store, callbacks, chosen.keep, log.warning
             )
-            outcome = replace(outcome, state=self.with_dataset(outcome.state))
+            outcome = self.with_dataset(outcome)
             self.events.result = outcome.state.key
         report = self.report(outcome, self.pictures)
         if self.previewing:
@@ -399,13 +399,13 @@ class StepCall:
         report = text.step(self.state, outcome, self.state.subject.unhashed, pictures)
         return "\n".join([report, self.events.problem] if self.events.problem else [report])
 
-    def with_dataset(self, result: TrainState) -> TrainState:
+    def with_dataset(self, outcome: Outcome) -> Outcome:
         """What the call has reached, with the dataset that it trained on last and the notes on that: a file of settings
         may have changed the CLIP skip of its captions.
         """
-        if self.state.subject.dataset is result.subject.dataset:
-            return result
-        return note_metadata(replace(result, subject=self.state.subject))
+        if self.state.subject.dataset is outcome.state.subject.dataset:
+            return outcome
+        return replace(outcome, state=note_metadata(replace(outcome.state, subject=self.state.subject)))
 
     def has_preview_inputs(self) -> bool:
         """Whether previews can be sampled now and then, where none are planned."""

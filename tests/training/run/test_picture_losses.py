@@ -5,29 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
+from graft_nodes.tests.training.run.test_validation import ADAPTERS, MEANS, put_on
 from graft_nodes.training.random_draws import generator as seeded_generator
 from graft_nodes.training.run.loop import train
 from graft_nodes.training.run.picture_losses import by_name, passes, picture_losses
-from graft_nodes.training.trainable.settings import AdapterSettings
-
-ADAPTERS = {
-    "lora": AdapterSettings(targets="attention+ff", rank=2),
-    "full": AdapterSettings("full", targets="all"),
-}
-MEANS = {"a": 0.5, "b": -0.5, "": 0.0}  # of the contexts of Lab's captions
-
-
-def put_on(module, weights):
-    """Trained tensors, applied to the weights of a module by hand: whole weights, or W + up @ down."""
-    with torch.no_grad():
-        for name, tensor in weights.items():
-            if name.endswith(".lora_down.weight"):
-                layer = name.removesuffix(".lora_down.weight")
-                up = weights[f"{layer}.lora_up.weight"]
-                weight = module.get_parameter(f"{layer}.weight")
-                weight.add_((up.flatten(1).double() @ tensor.flatten(1).double()).view(weight.shape))
-            elif ".lora_" not in name:
-                module.get_parameter(name).copy_(tensor)
 
 
 def by_hand(module, latent, caption, seed):
